@@ -1,0 +1,1 @@
+"""Algorithms between replicas."""

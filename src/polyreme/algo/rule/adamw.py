@@ -1,0 +1,40 @@
+"""AdamW: Adam with decoupled weight decay."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Annotated
+
+import msgspec
+
+if TYPE_CHECKING:
+    import torch
+
+_Beta = Annotated[float, msgspec.Meta(ge=0, lt=1)]
+
+
+class AdamW(msgspec.Struct, frozen=True, kw_only=True, tag="AdamW", tag_field="kind"):
+    """Adam with decoupled weight decay. Source: Loshchilov and Hutter 2019, algorithm 2."""
+
+    lr: Annotated[float, msgspec.Meta(gt=0)] = 3e-4
+    betas: tuple[_Beta, _Beta] = (0.9, 0.999)
+    eps: Annotated[float, msgspec.Meta(gt=0)] = 1e-8
+    weight_decay: Annotated[float, msgspec.Meta(ge=0)] = 0.01
+
+    @property
+    def n_states(self) -> int:
+        """Tensors of a parameter's size kept per parameter."""
+        return 2
+
+    def optimizer(self, params: Iterable[torch.Tensor]) -> torch.optim.Optimizer:
+        """The native optimizer over these (local master) parameters."""
+        import torch
+
+        return torch.optim.AdamW(
+            params,
+            lr=self.lr,
+            betas=self.betas,
+            eps=self.eps,
+            weight_decay=self.weight_decay,
+            fused=True,
+        )

@@ -1,0 +1,7 @@
+"""Syncs: when replicas exchange. One file a sync, one line in the union."""
+
+from __future__ import annotations
+
+from .every_step import EveryStep
+
+Sync = EveryStep

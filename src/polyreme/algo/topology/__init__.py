@@ -1,0 +1,7 @@
+"""Topologies: with whom a replica exchanges. One file a topology, one line in the union."""
+
+from __future__ import annotations
+
+from .all_reduce import AllReduce
+
+Topology = AllReduce

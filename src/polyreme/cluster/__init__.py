@@ -1,0 +1,1 @@
+"""Devices, links, hosts, and what is here."""

@@ -1,0 +1,72 @@
+"""What polyreme raises at users; nothing else leaves the package."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+
+class Violation(msgspec.Struct, frozen=True, kw_only=True):
+    """One rule that an input breaks.
+
+    `path` names the field (``train.steps``), `value` is what stood there, `rule` says what must
+    hold, `legal` lists or describes the values that would be accepted.
+    """
+
+    path: str
+    value: Any
+    rule: str
+    legal: str
+
+    def __str__(self) -> str:
+        return f"{self.path}: {self.value!r} {self.rule}. Legal: {self.legal}."
+
+
+class PolyremeError(Exception):
+    """Base of all errors raised at users; `exit_code` is what the command ends with."""
+
+    exit_code = 1
+
+
+class ConfigError(PolyremeError):
+    """The spec or a command is wrong; holds every violation, not just the first."""
+
+    exit_code = 2
+
+    def __init__(self, violations: Sequence[Violation]) -> None:
+        self.violations = tuple(violations)
+        super().__init__("\n".join(str(violation) for violation in self.violations))
+
+
+class Infeasible(PolyremeError):
+    """No plan fits; names the tightest layer, what the device has and what is needed by cause."""
+
+    exit_code = 3
+
+    def __init__(
+        self,
+        *,
+        layer: str,
+        device: str,
+        have_bytes: int,
+        need_bytes: Mapping[str, int],
+        ways_out: Sequence[str],
+    ) -> None:
+        self.layer = layer
+        self.device = device
+        self.have_bytes = have_bytes
+        self.need_bytes = dict(need_bytes)
+        self.ways_out = tuple(ways_out)
+        need = sum(self.need_bytes.values())
+        causes = ", ".join(f"{cause} {amount:,}" for cause, amount in self.need_bytes.items())
+        out = "; ".join(self.ways_out)
+        super().__init__(
+            f'no plan fits: layer "{layer}" is the tightest; {device} has {have_bytes:,} bytes '
+            f"and {need:,} are needed ({causes}). Ways out: {out}."
+        )
+
+
+class RunError(PolyremeError):
+    """A run or a verification failed; the message says where and why."""

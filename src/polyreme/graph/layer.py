@@ -1,0 +1,109 @@
+"""A model as a graph of layers: the unit that is profiled, planned, sharded and recomputed.
+
+Axes: B samples, T tokens, D hidden, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Protocol
+
+import msgspec
+
+from ..sample import TensorSpec
+
+if TYPE_CHECKING:
+    from torch import nn
+
+
+class Layer(msgspec.Struct, frozen=True, kw_only=True):
+    """One node. `name` (``block.7``) is the key in profile, plan and checkpoint.
+
+    `inputs` are ``batch:FIELD`` or ``LAYER.OUTPUT``; the module is called with them in this order
+    and returns its `outputs` in theirs (a single output as a bare tensor). `params` maps the
+    module's own parameter and buffer names to their names in the whole model (those of the
+    model's library, so files interchange). `param_count` counts trainable and frozen parameters
+    once, tied copies excluded. `flops` is the forward pass of one sample, counted from the real
+    operators (2 per multiply-add). `splits` gives the largest legal degree by axis. `ties` lists
+    whole-model names that this layer shares with an earlier layer, which owns them.
+    """
+
+    name: str
+    kind: str
+    inputs: tuple[str, ...]
+    outputs: Mapping[str, TensorSpec]
+    params: Mapping[str, str]
+    param_count: int
+    flops: float
+    splits: Mapping[str, int] = {}
+    ties: tuple[str, ...] = ()
+
+
+class Builder(Protocol):
+    """How layers become modules; each process calls it itself, nothing is pickled."""
+
+    def build(self, layer: Layer) -> nn.Module:
+        """The layer's module on the meta device, in float32."""
+
+    def initialise(self, layer: Layer, module: nn.Module, seed: int) -> None:
+        """Fill parameters and buffers in place (module already on a real device).
+
+        The values depend on the seed and the layer's name alone, never on the layout or on which
+        other layers were built. A model read from a folder takes its weights from there.
+        """
+
+
+class LayerGraph:
+    """Layers in topological order, with what builds them.
+
+    `inputs` are the fields of a sample that the layers read, `output` names the logits
+    (``head.logits``), `labels` the field they are scored against.
+    """
+
+    def __init__(
+        self,
+        *,
+        name: str,
+        layers: tuple[Layer, ...],
+        inputs: Mapping[str, TensorSpec],
+        output: str,
+        builder: Builder,
+        labels: str = "labels",
+    ) -> None:
+        self.name = name
+        self.layers = layers
+        self.inputs = dict(inputs)
+        self.output = output
+        self.labels = labels
+        self._builder = builder
+        self._by_name = {layer.name: layer for layer in layers}
+        assert len(self._by_name) == len(layers), "layer names must be unique"
+
+    def layer(self, name: str) -> Layer:
+        """The layer of that name; KeyError if there is none."""
+        return self._by_name[name]
+
+    def build(self, name: str) -> nn.Module:
+        """A new module for the layer, on the meta device, in float32."""
+        return self._builder.build(self._by_name[name])
+
+    def initialise(self, name: str, module: nn.Module, seed: int) -> None:
+        """Fill the module in place; the same values whatever the layout (see `Builder`)."""
+        self._builder.initialise(self._by_name[name], module, seed)
+
+    @property
+    def param_count(self) -> int:
+        """Parameters of the whole model, tied ones counted once."""
+        return sum(layer.param_count for layer in self.layers)
+
+    @property
+    def flops(self) -> float:
+        """Forward flops of one sample."""
+        return sum(layer.flops for layer in self.layers)
+
+    @property
+    def fingerprint(self) -> str:
+        """Hash of everything that a plan or profile depends on."""
+        payload = msgspec.json.encode((self.name, self.layers, self.inputs, self.output))
+        return hashlib.sha256(payload).hexdigest()[:16]

@@ -1,0 +1,1 @@
+"""Makes profiles: runs layers and collectives on this machine."""

@@ -1,0 +1,1 @@
+"""The plan: its form, its checks."""

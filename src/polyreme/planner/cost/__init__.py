@@ -1,0 +1,1 @@
+"""What an axis costs: one file an axis."""

@@ -1,0 +1,1 @@
+"""Solvers: one file each, one signature."""

@@ -1,0 +1,1 @@
+"""Costs of layers and collectives, measured or assumed."""

@@ -1,0 +1,57 @@
+"""What a profile holds: times of layer kinds and collectives, measured or assumed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Literal
+
+import msgspec
+
+Collective = Literal["all_reduce", "all_gather", "reduce_scatter"]
+
+
+class LayerTimes(msgspec.Struct, frozen=True, kw_only=True):
+    """Seconds of one layer kind against the number of samples in a microbatch.
+
+    The three tuples run in parallel, sorted by microbatch. `saved_bytes_per_sample` is what
+    autograd keeps for the backward pass, `recompute_bytes_per_sample` what it keeps when the layer
+    is recomputed (its inputs).
+    """
+
+    microbatch: tuple[int, ...]
+    forward_s: tuple[float, ...]
+    backward_s: tuple[float, ...]
+    saved_bytes_per_sample: int
+    recompute_bytes_per_sample: int
+
+
+class CollectiveTimes(msgspec.Struct, frozen=True, kw_only=True):
+    """Seconds of one collective over `n_devices` against the bytes of the full tensor; sorted."""
+
+    n_devices: int
+    size_bytes: tuple[int, ...]
+    seconds: tuple[float, ...]
+
+
+class Profile(msgspec.Struct, frozen=True, kw_only=True):
+    """Costs of a model's layer kinds on a cluster at one precision and sequence length.
+
+    `optimizer_s_per_byte` is seconds of the update per byte of float32 master parameters;
+    `matmul_flops` the best measured (or the assumed peak) matrix-product rate of one device;
+    `overlap` the share of a gradient reduction that hides behind the backward pass, 0 to 1;
+    `context_bytes` what a process holds before any tensor. `assumed` is true if any number was
+    not measured. `inputs_hash` covers graph, cluster, precision.
+    """
+
+    layers: Mapping[str, LayerTimes]
+    collectives: Mapping[Collective, tuple[CollectiveTimes, ...]]
+    optimizer_s_per_byte: float
+    matmul_flops: float
+    overlap: float
+    context_bytes: int
+    precision: str
+    assumed: bool
+    date: str
+    hardware: str
+    versions: Mapping[str, str]
+    inputs_hash: str

@@ -1,0 +1,1 @@
+"""How an axis is applied to modules: one file an axis, named as in planner/cost."""

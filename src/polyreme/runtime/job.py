@@ -1,0 +1,28 @@
+"""What the runtime is handed: everything a process needs to train."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from ..algo.compose import DataParallel
+from ..algo.train import Train
+from ..data.source import Source
+from ..graph.layer import LayerGraph
+from ..plan.ir import Plan
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """One training run as one process sees it.
+
+    `folder` is the run folder (exists already); `resume` a checkpoint folder to start from.
+    """
+
+    graph: LayerGraph
+    plan: Plan
+    source: Source
+    train: Train
+    algorithm: DataParallel
+    folder: Path
+    resume: Path | None = None
