@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .adamw import AdamW
-from .sgd import SGD
+from .adamw import AdamW as AdamW
+from .sgd import SGD as SGD
 
 Rule = SGD | AdamW

@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from .every_step import EveryStep
+from .every_step import EveryStep as EveryStep
 
 Sync = EveryStep

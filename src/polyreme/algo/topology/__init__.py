@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from .all_reduce import AllReduce
+from .all_reduce import AllReduce as AllReduce
 
 Topology = AllReduce
