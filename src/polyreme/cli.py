@@ -1,0 +1,292 @@
+"""Commands: they parse, call one function of `api`, and print. No logic."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import msgspec
+import typer
+
+from .errors import ConfigError, Infeasible, PolyremeError, Violation
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+app = typer.Typer(
+    name="polyreme",
+    add_completion=False,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    help="Train a model over many devices: plan the split, run it, and see what it made of them.",
+)
+
+SpecFile = Annotated[Path, typer.Argument(metavar="SPEC.toml", help="the run's specification")]
+Set = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="PATH=VALUE", help="override one key of the spec (repeatable)"),
+]
+Json = Annotated[bool, typer.Option("--json", help="print one JSON object and nothing else")]
+ClusterText = Annotated[
+    str | None,
+    typer.Option("--cluster", metavar="FILE|preset:NxDEVICE", help="other machines than these"),
+]
+Assume = Annotated[
+    bool, typer.Option("--assume", help="costs from the cluster's figures, not measured")
+]
+Devices = Annotated[int | None, typer.Option("--devices", min=1, help="how many devices to use")]
+
+
+@app.command()
+def train(
+    spec: SpecFile,
+    overrides: Set = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", help="run folder [default: runs/NAME-OF-SPEC]")
+    ] = None,
+    devices: Devices = None,
+    plan: Annotated[Path | None, typer.Option("--plan", help="a plan file to run")] = None,
+    resume: Annotated[
+        str | None, typer.Option("--resume", metavar="auto|DIR", help="go on from a checkpoint")
+    ] = None,
+    json: Json = False,
+) -> None:
+    """Profile and plan if need be, train, and report."""
+
+    def command() -> Any:
+        from . import api
+
+        summary = api.train(
+            spec,
+            overrides=overrides or (),
+            out=out,
+            devices=devices,
+            plan=plan,
+            resume=resume,
+            progress=not json,
+        )
+        if not json:
+            api.show_summary(summary, _console())
+        return summary
+
+    _end(command, json)
+
+
+@app.command()
+def profile(
+    spec: SpecFile,
+    overrides: Set = None,
+    out: Annotated[Path, typer.Option("--out", help="where to write")] = Path("profile.json"),
+    assume: Assume = False,
+    cluster: ClusterText = None,
+    devices: Devices = None,
+    json: Json = False,
+) -> None:
+    """Measure what the model's layers and this machine's links cost."""
+
+    def command() -> Any:
+        from . import api
+
+        result = api.profile(
+            spec,
+            overrides=overrides or (),
+            out=out,
+            assume=assume,
+            cluster=cluster,
+            devices=devices,
+        )
+        if not json:
+            api.show_profile(result, _console())
+            _console().print(f"wrote {out}")
+        return result
+
+    _end(command, json)
+
+
+@app.command()
+def plan(
+    spec: SpecFile,
+    overrides: Set = None,
+    profile: Annotated[
+        Path | None, typer.Option("--profile", help="a profile file [default: measure]")
+    ] = None,
+    assume: Assume = False,
+    cluster: ClusterText = None,
+    devices: Devices = None,
+    top: Annotated[int, typer.Option("--top", min=1, help="how many plans to show")] = 5,
+    fix: Annotated[
+        list[str] | None, typer.Option("--fix", metavar="AXIS=N", help="fix a degree (repeatable)")
+    ] = None,
+    out: Annotated[Path | None, typer.Option("--out", help="write the best plan here")] = None,
+    json: Json = False,
+) -> None:
+    """Find the best split of the training over the devices, and say why it won."""
+
+    def command() -> Any:
+        from . import api
+
+        plans = api.plan(
+            spec,
+            overrides=[*(overrides or ()), *api.fixed(fix or ())],
+            profile=profile,
+            assume=assume,
+            cluster=cluster,
+            devices=devices,
+            top=top,
+            out=out,
+        )
+        if not json:
+            api.show_plans(plans, _console())
+            if out is not None:
+                _console().print(f"wrote {out}")
+        return api.plan_json(plans)
+
+    _end(command, json)
+
+
+@app.command()
+def check(
+    spec: SpecFile,
+    plan: Annotated[Path | None, typer.Argument(metavar="[PLAN]", help="a plan to check")] = None,
+    overrides: Set = None,
+    devices: Devices = None,
+    json: Json = False,
+) -> None:
+    """List everything that is wrong with a spec, or with a plan for it."""
+
+    def command() -> Any:
+        from . import api
+
+        api.check(spec, overrides=overrides or (), plan=plan, devices=devices)
+        if not json:
+            _console().print("nothing is wrong")
+        return {"errors": []}
+
+    _end(command, json)
+
+
+@app.command()
+def report(
+    runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="run folders")],
+    out: Annotated[
+        Path | None, typer.Option("--out", help="the page [default: RUN/report.html]")
+    ] = None,
+    reference: Annotated[
+        Path | None, typer.Option("--reference", metavar="RUN", help="run to compare samples with")
+    ] = None,
+    target: Annotated[
+        str | None, typer.Option("--target", metavar="METRIC=VALUE", help="what both must reach")
+    ] = None,
+    json: Json = False,
+) -> None:
+    """Make the page that shows one run, or compares several."""
+
+    def command() -> Any:
+        from . import api
+
+        page = api.report(runs, out=out, reference=reference, target=target)
+        if not json:
+            _console().print(f"wrote {page}")
+        return {"report": str(page)}
+
+    _end(command, json)
+
+
+@app.command(name="list")
+def list_(
+    what: Annotated[
+        Literal["models", "presets", "data", "algorithms", "solvers", "axes"],
+        typer.Argument(help="what to list"),
+    ],
+    json: Json = False,
+) -> None:
+    """What there is, one line and a source each."""
+
+    def command() -> Any:
+        from . import api
+
+        rows = api.listing(what)
+        if not json:
+            api.show_listing(rows, _console())
+        return {what: rows}
+
+    _end(command, json)
+
+
+@app.callback(invoke_without_command=True)
+def _version(
+    version: Annotated[bool, typer.Option("--version", help="print the version")] = False,
+) -> None:
+    if version:
+        from . import __version__
+
+        typer.echo(__version__)
+        raise typer.Exit
+
+
+def _console() -> Console:
+    """Where people read: stderr, so that stdout stays free for --json."""
+    from rich.console import Console
+
+    return Console(stderr=True, highlight=False)
+
+
+def _end(command: Callable[[], Any], json: bool) -> None:
+    """Run a command; print its result as JSON if asked, its errors in words always."""
+    try:
+        result = command()
+    except PolyremeError as error:
+        typer.echo(f"polyreme: {error}", err=True)
+        if json:
+            typer.echo(msgspec.json.encode(_errors(error)).decode())
+        raise typer.Exit(error.exit_code) from None
+    except KeyboardInterrupt:
+        typer.echo("polyreme: interrupted", err=True)
+        raise typer.Exit(130) from None
+    if json:
+        typer.echo(msgspec.json.encode(result).decode())
+    raise typer.Exit(130 if getattr(result, "status", "done") == "interrupted" else 0)
+
+
+def _errors(error: PolyremeError) -> dict[str, Any]:
+    if isinstance(error, ConfigError):
+        return {"errors": error.violations}
+    found: dict[str, Any] = {
+        "errors": [Violation(path="", value=None, rule=str(error), legal="")],
+    }
+    if isinstance(error, Infeasible):
+        found["infeasible"] = {
+            "layer": error.layer,
+            "device": error.device,
+            "have_bytes": error.have_bytes,
+            "need_bytes": error.need_bytes,
+            "ways_out": error.ways_out,
+        }
+    return found
+
+
+def main() -> None:
+    """The console script; a wrong command line keeps the promise of --json too."""
+    if "--json" not in sys.argv:
+        app()
+    try:
+        code = app(standalone_mode=False)
+    except Exception as error:
+        message = getattr(error, "format_message", None)
+        if message is None:
+            raise
+        violation = Violation(
+            path="command line", value=" ".join(sys.argv[1:]), rule=message(), legal="see --help"
+        )
+        typer.echo(f"polyreme: {message()}", err=True)
+        typer.echo(msgspec.json.encode({"errors": [violation]}).decode())
+        code = 2
+    sys.stdout.flush()
+    sys.exit(code if isinstance(code, int) else 0)
+
+
+if __name__ == "__main__":
+    main()
