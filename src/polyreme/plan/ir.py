@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping
 from typing import Literal
 
 import msgspec
+
+from ..cluster.types import Cluster
+from ..graph.layer import LayerGraph
 
 Level = Literal["none", "optimizer", "grads", "params"]
 Precision = Literal["fp32", "bf16", "fp64"]
@@ -137,11 +141,123 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
 class Workload(msgspec.Struct, frozen=True, kw_only=True):
     """What a step must do whatever the plan: samples, tokens per sample, precision.
 
-    `optimizer_states` is the number of float32 tensors that the rule keeps per parameter
-    (AdamW 2, momentum SGD 1).
+    `optimizer_states` is the number of tensors of the master parameters' size and dtype that the
+    rule keeps per parameter (AdamW 2, momentum SGD 1), `optimizer_scalars` the number of 4-byte
+    scalars that it keeps per parameter tensor (AdamW's step count: 1).
     """
 
     global_batch: int
     seq_len: int
     precision: Precision
     optimizer_states: int
+    optimizer_scalars: int = 0
+
+
+class DataLayout(msgspec.Struct, frozen=True, kw_only=True):
+    """A split over data axes alone: `devices` in data-rank order, replica by replica."""
+
+    replica: int
+    shard: int
+    devices: tuple[int, ...]
+
+    def coordinates(self, device: int) -> tuple[int, int]:
+        """(replica, shard) of a device; ValueError if it is not part of the layout."""
+        return divmod(self.devices.index(device), self.shard)
+
+
+def devices(split: ShardTree) -> tuple[int, ...]:
+    """Devices of a split from left to right.
+
+    >>> devices(data_split(1, 2, (5, 3)))
+    (5, 3)
+    """
+    if isinstance(split, Leaf):
+        return (split.device,)
+    return tuple(device for child in split.children for device in devices(child))
+
+
+def degree(split: ShardTree, axis: str) -> int:
+    """Into how many parts the axis cuts the layer: the largest product on a path to a leaf.
+
+    >>> degree(data_split(3, 2, tuple(range(6))), "replica")
+    3
+    """
+    if isinstance(split, Leaf):
+        return 1
+    below = max(degree(child, axis) for child in split.children)
+    return below * len(split.children) if split.axis == axis else below
+
+
+def axes(split: ShardTree) -> tuple[str, ...]:
+    """Axes of a split, outermost first, each once."""
+    if isinstance(split, Leaf):
+        return ()
+    below = [axis for child in split.children for axis in axes(child)]
+    return tuple(dict.fromkeys((split.axis, *below)))
+
+
+def data_split(replica: int, shard: int, devices: tuple[int, ...]) -> ShardTree:
+    """Replicas of `shard` neighbouring devices each; an axis of degree 1 adds no node.
+
+    >>> data_split(1, 1, (7,))
+    Leaf(device=7)
+    """
+    assert replica * shard == len(devices), "degrees must multiply to the devices"
+    rows = [
+        _even("shard", tuple(Leaf(device) for device in devices[first : first + shard]))
+        for first in range(0, len(devices), shard)
+    ]
+    return _even("replica", tuple(rows))
+
+
+def data_layout(split: ShardTree) -> DataLayout | None:
+    """The split as replicas of shards; None where other axes or uneven parts occur."""
+    if set(axes(split)) - {"replica", "shard"}:
+        return None
+    layout = DataLayout(
+        replica=degree(split, "replica"), shard=degree(split, "shard"), devices=devices(split)
+    )
+    if layout.replica * layout.shard != len(layout.devices):
+        return None
+    even = data_split(layout.replica, layout.shard, layout.devices)
+    return layout if split == even else None
+
+
+def _even(axis: str, children: tuple[ShardTree, ...]) -> ShardTree:
+    if len(children) == 1:
+        return children[0]
+    return Split(axis=axis, weights=(1,) * len(children), children=children)
+
+
+def accumulation_order(microbatches: int) -> tuple[Action, ...]:
+    """One device's actions with one stage: each microbatch forward and backward, then update."""
+    passes = [
+        Action(stage=0, kind=kind, microbatch=microbatch)
+        for microbatch in range(microbatches)
+        for kind in ("F", "B")
+    ]
+    return (*passes, Action(stage=0, kind="U"))
+
+
+def hash_inputs(graph: LayerGraph, cluster: Cluster, workload: Workload) -> str:
+    """What a plan was made for, one hash an input: ``graph:.. cluster:.. workload:..``.
+
+    Of the cluster only what a plan depends on counts: hosts, their device types and memory.
+    """
+    hardware = [
+        (host.n_devices, host.device_type, cluster.device_types[host.device_type].memory_bytes)
+        for host in cluster.hosts
+    ]
+    parts = {"graph": graph.fingerprint, "cluster": _hash(hardware), "workload": _hash(workload)}
+    return " ".join(f"{name}:{value}" for name, value in parts.items())
+
+
+def stale_inputs(made_for: str, found: str) -> tuple[str, ...]:
+    """Names of the inputs whose hashes differ between two results of `hash_inputs`."""
+    was = dict(part.partition(":")[::2] for part in made_for.split())
+    now = dict(part.partition(":")[::2] for part in found.split())
+    return tuple(name for name in now if was.get(name) != now[name])
+
+
+def _hash(value: object) -> str:
+    return hashlib.sha256(msgspec.json.encode(value)).hexdigest()[:16]

@@ -1,0 +1,141 @@
+"""Plan files: JSON in which a split is {axis, weights, children} or {device}."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from ..errors import ConfigError, Violation
+from .ir import Action, LayerPlan, Leaf, Level, Plan, ShardTree, Split
+
+
+class _Node(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A node as it stands in a file; either `device` or the other three."""
+
+    device: int | None = None
+    axis: str | None = None
+    weights: tuple[int, ...] = ()
+    children: tuple[_Node, ...] = ()
+
+
+class _LayerEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A `LayerPlan` as it stands in a file."""
+
+    split: _Node
+    sp: bool = False
+    level: Level = "none"
+    recompute: bool = False
+    offload: frozenset[str] = frozenset()
+
+
+def _file_type() -> Any:
+    """`Plan` with its layer plans as they stand in a file."""
+    fields: list[Any] = []
+    for field in msgspec.structs.fields(Plan):
+        kind = dict[str, _LayerEntry] if field.name == "layer_plans" else field.type
+        required = field.default is msgspec.NODEFAULT
+        fields.append((field.name, kind) if required else (field.name, kind, field.default))
+    return msgspec.defstruct("PlanFile", fields, kw_only=True, forbid_unknown_fields=True)
+
+
+def save(plan: Plan, path: Path) -> None:
+    """Write a plan as JSON, replacing the file at once."""
+    partial = path.with_name(path.name + ".partial")
+    partial.write_bytes(encode(plan))
+    partial.replace(path)
+
+
+def load(path: Path) -> Plan:
+    """Read a plan file.
+
+    Raises:
+        ConfigError: the file is missing, is no JSON or breaks the format; names the place.
+    """
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise ConfigError([_broken(path, None, f"cannot be read ({reason})")]) from error
+    try:
+        return decode(data)
+    except msgspec.ValidationError as error:
+        rule, _, place = str(error).partition(" - at ")
+        where = place.strip("`").removeprefix("$.")
+        raise ConfigError([_broken(path, where or None, f"breaks the format: {rule}")]) from error
+    except msgspec.DecodeError as error:
+        raise ConfigError([_broken(path, None, f"is no plan: {error}")]) from error
+
+
+def encode(plan: Plan) -> bytes:
+    """A plan as JSON, a field a line."""
+    entries = [
+        b'  "%s": %s' % (field.encode(), _encode_field(getattr(plan, field)))
+        for field in plan.__struct_fields__
+    ]
+    return b"{\n" + b",\n".join(entries) + b"\n}\n"
+
+
+def _encode_field(value: Any) -> bytes:
+    if isinstance(value, dict) and value:
+        rows = [
+            b"    %s: %s" % (msgspec.json.encode(key), msgspec.json.encode(entry))
+            for key, entry in value.items()
+        ]
+        return b"{\n" + b",\n".join(rows) + b"\n  }"
+    return msgspec.json.encode(value)
+
+
+def decode(data: bytes) -> Plan:
+    """A plan from its JSON. Equal parts become one object, however often the file repeats them.
+
+    Raises:
+        msgspec.DecodeError: no JSON.
+        msgspec.ValidationError: JSON that is no plan.
+    """
+    entry = msgspec.json.decode(data, type=_file_type())
+    fields = {field: getattr(entry, field) for field in entry.__struct_fields__}
+    known: dict[_LayerEntry, LayerPlan] = {}
+    layer_plans = {}
+    for name, layer in entry.layer_plans.items():
+        if layer not in known:
+            known[layer] = _layer_plan(layer, f"$.layer_plans.{name}.split")
+        layer_plans[name] = known[layer]
+    orders: dict[tuple[Action, ...], tuple[Action, ...]] = {}
+    order = tuple(orders.setdefault(actions, actions) for actions in entry.order)
+    return Plan(**{**fields, "layer_plans": layer_plans, "order": order})
+
+
+def _layer_plan(entry: _LayerEntry, path: str) -> LayerPlan:
+    return LayerPlan(
+        split=_tree(entry.split, path),
+        sp=entry.sp,
+        level=entry.level,
+        recompute=entry.recompute,
+        offload=entry.offload,
+    )
+
+
+def _tree(node: _Node, path: str) -> ShardTree:
+    if node.device is not None and node.axis is None and not node.children and not node.weights:
+        return Leaf(node.device)
+    if node.device is not None or node.axis is None or not node.children:
+        raise msgspec.ValidationError(
+            f"Expected either `device` or `axis`, `weights` and `children` - at `{path}`"
+        )
+    if len(node.weights) != len(node.children):
+        raise msgspec.ValidationError(f"Expected a weight for each child - at `{path}.weights`")
+    children = tuple(
+        _tree(child, f"{path}.children[{index}]") for index, child in enumerate(node.children)
+    )
+    return Split(axis=node.axis, weights=node.weights, children=children)
+
+
+def _broken(path: Path, where: str | None, rule: str) -> Violation:
+    return Violation(
+        path="plan" if where is None else f"plan.{where}",
+        value=str(path),
+        rule=rule,
+        legal="a plan.json as `polyreme plan` writes it",
+    )
