@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 import pytest
+
 from polyreme import units
 from polyreme.errors import ConfigError
 

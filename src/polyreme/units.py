@@ -12,7 +12,7 @@ from .errors import ConfigError, Violation
 _BINARY = {"B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40, "PiB": 2**50}
 _DECIMAL = {"B": 1, "kB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12, "PB": 10**15}
 _BYTES = _BINARY | _DECIMAL | {"KB": 10**3}
-_SECONDS = {
+_SECONDS: dict[str, Decimal | int] = {
     "ns": Decimal("1e-9"),
     "us": Decimal("1e-6"),
     "µs": Decimal("1e-6"),
