@@ -1,0 +1,245 @@
+"""`[model]` of a spec: which model is trained. Reads and checks without torch."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import msgspec
+
+from ..errors import ConfigError, Violation
+from .presets import PRESETS
+
+if TYPE_CHECKING:
+    from ..sample import SampleSpec
+    from .layer import LayerGraph
+
+Task = Literal[
+    "causal_lm", "masked_lm", "seq2seq_lm", "sequence_classification", "image_classification"
+]
+TASKS: Mapping[str, tuple[Task, ...]] = {
+    "llama": ("causal_lm",),
+    "qwen2": ("causal_lm",),
+    "qwen3": ("causal_lm",),
+    "mistral": ("causal_lm",),
+    "gpt2": ("causal_lm",),
+    "gemma": ("causal_lm",),
+    "gemma2": ("causal_lm",),
+    "gemma3_text": ("causal_lm",),
+    "phi": ("causal_lm",),
+    "phi3": ("causal_lm",),
+    "bert": ("masked_lm", "sequence_classification"),
+    "t5": ("seq2seq_lm",),
+    "vit": ("image_classification",),
+    "swin": ("image_classification",),
+}
+
+_Count = Annotated[int, msgspec.Meta(ge=1)]
+_Share = Annotated[float, msgspec.Meta(ge=0, lt=1)]
+
+
+class _Kind(
+    msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", forbid_unknown_fields=True
+):
+    """What every model kind has."""
+
+    def check(self) -> list[Violation]:
+        """What can be known to be wrong without torch or data; empty when nothing is."""
+        return []
+
+    def graph(self, sample: SampleSpec) -> LayerGraph:
+        """The model as layers, for samples of this form. Raises ConfigError where they differ."""
+        raise NotImplementedError
+
+
+class Preset(_Kind, frozen=True, kw_only=True, tag="preset"):
+    """A known configuration (weights are drawn anew); `config` overrides single fields of it."""
+
+    preset: str
+    config: Mapping[str, Any] = {}
+
+    def check(self) -> list[Violation]:
+        """The preset must exist."""
+        if self.preset in PRESETS:
+            return []
+        return [
+            Violation(
+                path="model.preset",
+                value=self.preset,
+                rule="is not a preset",
+                legal=", ".join(PRESETS),
+            )
+        ]
+
+    def graph(self, sample: SampleSpec) -> LayerGraph:
+        """The preset's layers."""
+        from .huggingface import from_fields
+
+        _raise_if(self.check())
+        preset = PRESETS[self.preset]
+        fields = {**preset.config, **self.config}
+        return from_fields(self.preset, preset.model_type, fields, preset.task, sample)
+
+
+class Folder(_Kind, frozen=True, kw_only=True, tag="path"):
+    """A folder with config.json and safetensors, as transformers saves one."""
+
+    path: str
+    task: Task | None = None
+
+    def check(self) -> list[Violation]:
+        """The folder must hold a config.json of a known type, and weights."""
+        config = Path(self.path) / "config.json"
+        if not config.is_file():
+            return [_violation("model.path", self.path, "has no config.json", "a model's folder")]
+        try:
+            fields = msgspec.json.decode(config.read_bytes(), type=dict[str, Any])
+        except msgspec.DecodeError as error:
+            return [_violation("model.path", str(config), f"is not JSON ({error})", "a JSON file")]
+        found = _check_type("model.path", str(fields.get("model_type")), self.task)
+        if not any(Path(self.path).glob("*.safetensors")):
+            rule = "has no safetensors"
+            legal = 'a folder with weights, or kind = "transformers" to draw them anew'
+            found.append(_violation("model.path", self.path, rule, legal))
+        return found
+
+    def graph(self, sample: SampleSpec) -> LayerGraph:
+        """The folder's layers; their weights are the folder's."""
+        from .huggingface import from_folder
+
+        _raise_if(self.check())
+        return from_folder(Path(self.path), self.task, sample)
+
+
+class Transformers(_Kind, frozen=True, kw_only=True, tag="transformers"):
+    """A transformers model by type and configuration fields (unset ones are the library's).
+
+    The vocabulary, the number of classes and the image's form are the data's where unset.
+    """
+
+    model_type: str
+    config: Mapping[str, Any] = {}
+    task: Task | None = None
+
+    def check(self) -> list[Violation]:
+        """The type must be known and have the task."""
+        return _check_type("model.model_type", self.model_type, self.task)
+
+    def graph(self, sample: SampleSpec) -> LayerGraph:
+        """The model's layers."""
+        from .huggingface import from_fields
+
+        _raise_if(self.check())
+        return from_fields(self.model_type, self.model_type, self.config, self.task, sample)
+
+
+class ResNet20(_Kind, frozen=True, kw_only=True, tag="resnet20"):
+    """Residual network of 3 stages for small images. Source: He et al. 2016, section 4.2.
+
+    `width` is the channels of the first stage, `blocks` the residual blocks of each stage
+    (depth 6 blocks + 2).
+    """
+
+    width: _Count = 16
+    blocks: _Count = 3
+    norm: Literal["batch", "group"] = "batch"
+
+    def graph(self, sample: SampleSpec) -> LayerGraph:
+        """Stem, blocks and head."""
+        from .vision import resnet
+
+        return resnet(self, sample)
+
+
+class CharLSTM(_Kind, frozen=True, kw_only=True, tag="char_lstm"):
+    """Embedding, stacked LSTM layers, linear head over the vocabulary."""
+
+    embed: _Count = 8
+    hidden: _Count = 256
+    layers: _Count = 2
+    dropout: _Share = 0.0
+
+    def graph(self, sample: SampleSpec) -> LayerGraph:
+        """Embedding, one layer an LSTM layer, head."""
+        from .text import char_lstm
+
+        return char_lstm(self, sample)
+
+
+class MLP(_Kind, frozen=True, kw_only=True, tag="mlp"):
+    """Linear layers with ReLU between; no hidden layer makes it a linear model."""
+
+    hidden: tuple[_Count, ...] = (128,)
+    bias: bool = True
+
+    def graph(self, sample: SampleSpec) -> LayerGraph:
+        """One layer a linear map."""
+        from .vision import mlp
+
+        return mlp(self, sample)
+
+
+class Python(_Kind, frozen=True, kw_only=True, tag="python"):
+    """A module of the user: `factory` is ``file.py:function``, called with `arguments`.
+
+    It returns an `nn.Sequential`, or a module whose parts follow one another: those named in
+    `before`, the members of the `nn.ModuleList` (or Sequential) `blocks`, those in `after`.
+    Without names, a module is one layer. A `LayerGraph` is taken as it is.
+    """
+
+    factory: str
+    arguments: Mapping[str, Any] = {}
+    before: tuple[str, ...] = ()
+    blocks: str | None = None
+    after: tuple[str, ...] = ()
+
+    def check(self) -> list[Violation]:
+        """The file must exist, be Python and define the function."""
+        file, _, function = self.factory.rpartition(":")
+        if not file or not function.isidentifier():
+            return [_violation("model.factory", self.factory, "names no function", "file.py:name")]
+        path = Path(file)
+        if not path.is_file():
+            return [_violation("model.factory", file, "is not a file", "an existing Python file")]
+        try:
+            tree = ast.parse(path.read_bytes())
+        except (SyntaxError, ValueError) as error:
+            return [_violation("model.factory", file, f"is not Python ({error})", "a Python file")]
+        defined = sorted(
+            node.name for node in tree.body if isinstance(node, ast.FunctionDef | ast.ClassDef)
+        )
+        if function in defined:
+            return []
+        legal = ", ".join(defined) or "a file that defines one"
+        return [_violation("model.factory", function, f"is not defined in {file}", legal)]
+
+    def graph(self, sample: SampleSpec) -> LayerGraph:
+        """The user's layers."""
+        from .module import from_factory
+
+        _raise_if(self.check())
+        return from_factory(self, sample)
+
+
+Model = Preset | Folder | Transformers | ResNet20 | CharLSTM | MLP | Python
+
+
+def _violation(path: str, value: object, rule: str, legal: str) -> Violation:
+    return Violation(path=path, value=value, rule=rule, legal=legal)
+
+
+def _check_type(path: str, model_type: str, task: Task | None) -> list[Violation]:
+    if model_type not in TASKS:
+        rule = "is not a transformers model type that can be cut"
+        return [_violation(path, model_type, rule, ", ".join(TASKS))]
+    if task is not None and task not in TASKS[model_type]:
+        rule = f"is not a task of {model_type}"
+        return [_violation("model.task", task, rule, ", ".join(TASKS[model_type]))]
+    return []
+
+
+def _raise_if(violations: list[Violation]) -> None:
+    if violations:
+        raise ConfigError(violations)
