@@ -21,8 +21,11 @@ class Source(Protocol):
     metric: str  # "heldout_loss" or "test_accuracy"; accuracy is counted on the arg-max
     fingerprint: str  # changes whenever the samples do
 
-    def train(self, indices: np.ndarray) -> dict[str, torch.Tensor]:
-        """The training samples of these indices (int64), each field stacked on dim 0, on CPU."""
+    def train(self, indices: np.ndarray, epoch: int = 0) -> dict[str, torch.Tensor]:
+        """The training samples of these indices (int64), each field stacked on dim 0, on CPU.
+
+        Where samples are augmented, the change is drawn from (seed, epoch, index).
+        """
 
     def heldout(self, indices: np.ndarray) -> dict[str, torch.Tensor]:
         """The same from the held-out part."""
@@ -30,5 +33,9 @@ class Source(Protocol):
     def labels(self) -> np.ndarray:
         """One class per training sample, for partitions by class; raises ConfigError for text."""
 
-    def baselines(self) -> Mapping[str, float]:
-        """Named figures to stand beside the metric, such as ``bigram_loss`` (nats per token)."""
+    def baselines(self, n_heldout: int | None = None) -> Mapping[str, float]:
+        """Named figures to stand beside the metric, such as ``bigram_loss`` (nats per token).
+
+        They are taken on the first `n_heldout` held-out samples (unset: on all), which must be
+        those that the model is evaluated on. Empty where nothing is held out.
+        """

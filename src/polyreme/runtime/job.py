@@ -7,6 +7,7 @@ from pathlib import Path
 
 from ..algo.compose import DataParallel
 from ..algo.train import Train
+from ..data.partition import Partition
 from ..data.source import Source
 from ..graph.layer import LayerGraph
 from ..plan.ir import Plan
@@ -16,7 +17,8 @@ from ..plan.ir import Plan
 class Job:
     """One training run as one process sees it.
 
-    `folder` is the run folder (exists already); `resume` a checkpoint folder to start from.
+    `partition` says how samples are dealt to replicas that own their data (unset: all share one
+    order). `folder` is the run folder (exists already); `resume` a checkpoint folder to start from.
     """
 
     graph: LayerGraph
@@ -25,4 +27,5 @@ class Job:
     train: Train
     algorithm: DataParallel
     folder: Path
+    partition: Partition | None = None
     resume: Path | None = None

@@ -1,0 +1,224 @@
+"""`[data]` of a spec: samples that have a class."""
+
+from __future__ import annotations
+
+import zipfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
+
+import msgspec
+
+from ..errors import Violation
+from . import files
+from .partition import Partition
+
+if TYPE_CHECKING:
+    from .source import Source
+
+Share = Annotated[float, msgspec.Meta(ge=0, lt=1)]
+
+_Positive = Annotated[int, msgspec.Meta(ge=1)]
+_Count = Annotated[int, msgspec.Meta(ge=0)]
+
+
+class Augment(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Changes made to training images, drawn anew for each (seed, epoch, index).
+
+    Shifts of up to `shift` pixels each way (the border is filled with the lowest pixel value) and
+    mirroring left to right in half of the cases.
+    """
+
+    shift: _Count = 0
+    flip: bool = False
+
+
+class Digits(
+    msgspec.Struct,
+    frozen=True,
+    kw_only=True,
+    tag="digits",
+    tag_field="kind",
+    forbid_unknown_fields=True,
+):
+    """scikit-learn's 1,797 handwritten digits, 10 classes, scaled from 8 x 8 to 32 x 32.
+
+    Pixels lie between -1 and 1. A stratified share is held out, always the same one.
+    """
+
+    channels: Literal[1, 3] = 3
+    heldout: Annotated[float, msgspec.Meta(gt=0, lt=1)] = 0.2
+    augment: Augment | None = None
+    partition: Partition | None = None
+
+    needs_seq_len: ClassVar[bool] = False
+
+    @classmethod
+    def describe(cls) -> str:
+        """One line for a list, with where the data come from."""
+        return "1,797 handwritten digits, 32 x 32 (ships with scikit-learn)"
+
+    def check(self) -> list[Violation]:
+        """Everything wrong with these options: nothing can be."""
+        return []
+
+    def open(self, seq_len: int | None, seed: int) -> Source:
+        """Load the images."""
+        from . import digits
+
+        return digits.open_digits(self, seed)
+
+
+class Arrays(
+    msgspec.Struct,
+    frozen=True,
+    kw_only=True,
+    tag="arrays",
+    tag_field="kind",
+    forbid_unknown_fields=True,
+):
+    """A NumPy .npz file with samples and their classes; the names in it can be given.
+
+    Arrays [N, D] become ``features``; [N, H, W] and [N, H, W, C] (or [N, C, H, W] with
+    `channels_first`) ``pixel_values``, or ``features`` with `flatten`. uint8 is scaled: pixels to
+    -1..1, features to 0..1. Other numbers stay. `x_test` and `y_test` are held out if the file
+    has them, else a stratified share `heldout`.
+    """
+
+    path: str
+    x_train: str = "x_train"
+    y_train: str = "y_train"
+    x_test: str = "x_test"
+    y_test: str = "y_test"
+    channels_first: bool = False
+    flatten: bool = False
+    heldout: Share = 0.1
+    augment: Augment | None = None
+    partition: Partition | None = None
+
+    needs_seq_len: ClassVar[bool] = False
+
+    @classmethod
+    def describe(cls) -> str:
+        """One line for a list, with where the data come from."""
+        return "samples and classes in a NumPy .npz file (your own)"
+
+    def check(self) -> list[Violation]:
+        """Everything wrong with these options, as far as is seen without reading the data."""
+        file = Path(self.path).expanduser()
+        if not file.is_file():
+            legal = "an existing .npz file"
+            return [Violation(path="data.path", value=self.path, rule="is no file", legal=legal)]
+        if not zipfile.is_zipfile(file):
+            legal = "a file written by numpy.savez"
+            return [Violation(path="data.path", value=self.path, rule="is no .npz", legal=legal)]
+        with zipfile.ZipFile(file) as packed:
+            names = {name.removesuffix(".npy") for name in packed.namelist()}
+        wanted = {"x_train": self.x_train, "y_train": self.y_train}
+        tests = {"x_test": self.x_test, "y_test": self.y_test}
+        if names & set(tests.values()) or tests != {name: name for name in tests}:
+            wanted |= tests
+        return [
+            Violation(
+                path=f"data.{field}",
+                value=name,
+                rule="is no array of the file",
+                legal=", ".join(sorted(names)),
+            )
+            for field, name in wanted.items()
+            if name not in names
+        ]
+
+    def open(self, seq_len: int | None, seed: int) -> Source:
+        """Load the arrays. Raises ConfigError where `check` or the data find a fault."""
+        from . import arrays
+
+        return arrays.open_arrays(self, seed)
+
+
+class Images(
+    msgspec.Struct,
+    frozen=True,
+    kw_only=True,
+    tag="images",
+    tag_field="kind",
+    forbid_unknown_fields=True,
+):
+    """A folder with one folder of images per class, read as needed with Pillow.
+
+    The shorter side is resized to `size`, then the middle is cut out; pixels lie between -1 and
+    1. Classes are numbered in the order of their folders' names. `heldout` is a stratified share
+    or another such folder.
+    """
+
+    path: str
+    size: _Positive = 224
+    channels: Literal[1, 3] = 3
+    heldout: Share | str = 0.1
+    augment: Augment | None = None
+    partition: Partition | None = None
+
+    needs_seq_len: ClassVar[bool] = False
+
+    @classmethod
+    def describe(cls) -> str:
+        """One line for a list, with where the data come from."""
+        return "images in one folder per class (your own)"
+
+    def check(self) -> list[Violation]:
+        """Everything wrong with these options, as far as is seen without reading the data."""
+        places = [("data.path", self.path)]
+        if isinstance(self.heldout, str):
+            places.append(("data.heldout", self.heldout))
+        found = []
+        for field, path in places:
+            folder = Path(path).expanduser()
+            if not folder.is_dir() or not any(p.is_dir() for p in folder.iterdir()):
+                rule, legal = "is no folder of folders", "a folder that holds one folder per class"
+                found.append(Violation(path=field, value=path, rule=rule, legal=legal))
+        return found
+
+    def open(self, seq_len: int | None, seed: int) -> Source:
+        """List the images. Raises ConfigError where `check` or the data find a fault."""
+        from . import images
+
+        return images.open_images(self, seed)
+
+
+class Svmlight(
+    msgspec.Struct,
+    frozen=True,
+    kw_only=True,
+    tag="svmlight",
+    tag_field="kind",
+    forbid_unknown_fields=True,
+):
+    """svmlight (LIBSVM) files, .gz too, given as dense ``features``; `path` as in text.
+
+    Indices may start at 0 or 1. `n_features` fixes the width (unset: the largest index seen in
+    any of the files). `heldout` is a stratified share or a path like `path`.
+    """
+
+    path: str
+    n_features: _Positive | None = None
+    heldout: Share | str = 0.1
+    partition: Partition | None = None
+
+    needs_seq_len: ClassVar[bool] = False
+
+    @classmethod
+    def describe(cls) -> str:
+        """One line for a list, with where the data come from."""
+        return "svmlight (LIBSVM) files, plain or .gz (your own)"
+
+    def check(self) -> list[Violation]:
+        """Everything wrong with these options, as far as is seen without reading the data."""
+        found = files.missing("data.path", self.path)
+        if isinstance(self.heldout, str):
+            found += files.missing("data.heldout", self.heldout)
+        return found
+
+    def open(self, seq_len: int | None, seed: int) -> Source:
+        """Parse the files. Raises ConfigError where `check` or the data find a fault."""
+        from . import svmlight
+
+        return svmlight.open_svmlight(self)

@@ -1,0 +1,100 @@
+"""`[data]` of a spec: which data set, how it is cut, and what is held out."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import msgspec
+
+from ..errors import Violation
+from .class_options import Arrays, Augment, Digits, Images, Svmlight
+from .partition import Classes, Dirichlet, Iid, Partition
+from .text_options import PythonSource, Share, Text, Tokens, tokenizer_missing, unlabelled
+
+if TYPE_CHECKING:
+    from .source import Source
+
+__all__ = [
+    "Arrays",
+    "Augment",
+    "Classes",
+    "Data",
+    "Datasets",
+    "Digits",
+    "Dirichlet",
+    "Iid",
+    "Images",
+    "Partition",
+    "PythonSource",
+    "Svmlight",
+    "Text",
+    "Tokens",
+]
+
+
+class Datasets(
+    msgspec.Struct,
+    frozen=True,
+    kw_only=True,
+    tag="datasets",
+    tag_field="kind",
+    forbid_unknown_fields=True,
+):
+    """A folder that Hugging Face `datasets` wrote (``save_to_disk``).
+
+    With `text` (the name of a column) its rows are encoded as text files are. Otherwise `columns`
+    gives the column of each field of a sample, ``{pixel_values = "image", labels = "label"}``;
+    columns hold numbers, lists of one length, or images (resized to `size`). `split` is trained
+    on; `heldout` is a share or the name of a split.
+    """
+
+    path: str
+    split: str = "train"
+    text: str | None = None
+    tokenizer: str = "bytes"
+    separator: str = "\n\n"
+    columns: Mapping[str, str] = {}
+    size: Annotated[int, msgspec.Meta(ge=1)] = 224
+    channels: Literal[1, 3] = 3
+    heldout: Share | str = 0.1
+    partition: Partition | None = None
+
+    @property
+    def needs_seq_len(self) -> bool:
+        """Text is cut into samples; columns hold whole ones."""
+        return self.text is not None
+
+    @classmethod
+    def describe(cls) -> str:
+        """One line for a list, with where the data come from."""
+        return 'a Hugging Face datasets folder on disk (your own; needs "polyreme[datasets]")'
+
+    def check(self) -> list[Violation]:
+        """Everything wrong with these options, as far as is seen without reading the data."""
+        found = []
+        if importlib.util.find_spec("datasets") is None:
+            rule, legal = "needs the package datasets", 'pip install "polyreme[datasets]"'
+            found.append(Violation(path="data.kind", value="datasets", rule=rule, legal=legal))
+        folder = Path(self.path).expanduser()
+        marks = ("dataset_dict.json", "dataset_info.json", "state.json")
+        if not any((folder / mark).is_file() for mark in marks):
+            rule, legal = "is no folder of datasets", "a folder written by save_to_disk"
+            found.append(Violation(path="data.path", value=self.path, rule=rule, legal=legal))
+        if (self.text is None) == (not self.columns):
+            rule, legal = "must be given exactly one of", "data.text, or data.columns"
+            found.append(Violation(path="data.text", value=self.text, rule=rule, legal=legal))
+        if self.text is not None:
+            found += tokenizer_missing(self.tokenizer) + unlabelled(self.partition)
+        return found
+
+    def open(self, seq_len: int | None, seed: int) -> Source:
+        """Open the folder. Raises ConfigError where `check` or the data find a fault."""
+        from . import hugging_face
+
+        return hugging_face.open_datasets(self, seq_len)
+
+
+Data = PythonSource | Text | Tokens | Digits | Arrays | Images | Svmlight | Datasets

@@ -1,0 +1,53 @@
+"""How samples are dealt to workers that own their data: the options of a spec."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+import msgspec
+
+
+class Iid(
+    msgspec.Struct,
+    frozen=True,
+    kw_only=True,
+    tag="iid",
+    tag_field="kind",
+    forbid_unknown_fields=True,
+):
+    """Equal shares of one shuffle. The plain string ``"iid"`` means the same."""
+
+
+class Dirichlet(
+    msgspec.Struct,
+    frozen=True,
+    kw_only=True,
+    tag="dirichlet",
+    tag_field="kind",
+    forbid_unknown_fields=True,
+):
+    """Each class is dealt by shares drawn from Dirichlet(alpha); amounts differ.
+
+    Small `alpha`: few workers hold a class. Source: Yurochkin et al. 2019, section 4.1.
+    """
+
+    alpha: Annotated[float, msgspec.Meta(gt=0)]
+
+
+class Classes(
+    msgspec.Struct,
+    frozen=True,
+    kw_only=True,
+    tag="classes",
+    tag_field="kind",
+    forbid_unknown_fields=True,
+):
+    """Samples sorted by class are cut into shards; a worker gets `per_worker` of them.
+
+    A shard that lies over a border holds two classes. Source: McMahan et al. 2017, section 3.
+    """
+
+    per_worker: Annotated[int, msgspec.Meta(ge=1)] = 2
+
+
+Partition = Iid | Dirichlet | Classes | Literal["iid"]

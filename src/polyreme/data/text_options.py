@@ -1,0 +1,179 @@
+"""`[data]` of a spec: text, read as tokens."""
+
+from __future__ import annotations
+
+import sysconfig
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
+
+import msgspec
+
+from ..errors import Violation
+from . import files
+from .partition import Classes, Dirichlet, Partition
+
+if TYPE_CHECKING:
+    from .source import Source
+
+Share = Annotated[float, msgspec.Meta(ge=0, lt=1)]
+_Positive = Annotated[int, msgspec.Meta(ge=1)]
+_Count = Annotated[int, msgspec.Meta(ge=0)]
+TokenType = Literal["uint8", "uint16", "uint32", "int32", "int64"]
+
+
+class PythonSource(
+    msgspec.Struct,
+    frozen=True,
+    kw_only=True,
+    tag="python_source",
+    tag_field="kind",
+    forbid_unknown_fields=True,
+):
+    """The source text of Python's own standard library, as bytes; tests are left out.
+
+    About 12 MB. Whole files are held out, up to `heldout` of the bytes.
+    """
+
+    heldout: Share = 0.05
+    partition: Partition | None = None
+
+    needs_seq_len: ClassVar[bool] = True
+
+    @classmethod
+    def describe(cls) -> str:
+        """One line for a list, with where the data come from."""
+        return "source text of Python's standard library, as bytes (ships with Python)"
+
+    def check(self) -> list[Violation]:
+        """Everything wrong with these options, as far as is seen without reading the data."""
+        found = unlabelled(self.partition)
+        folder = sysconfig.get_path("stdlib")
+        if not any(Path(folder).glob("*.py")):
+            rule = f"finds no source text of the standard library in {folder}"
+            found.append(
+                Violation(
+                    path="data.kind",
+                    value="python_source",
+                    rule=rule,
+                    legal="a Python installed with its .py files, or another kind of data",
+                )
+            )
+        return found
+
+    def open(self, seq_len: int | None, seed: int) -> Source:
+        """Read the text. Raises ConfigError where `check` or the data find a fault."""
+        from . import text
+
+        return text.open_python_source(self, seq_len)
+
+
+class Text(
+    msgspec.Struct,
+    frozen=True,
+    kw_only=True,
+    tag="text",
+    tag_field="kind",
+    forbid_unknown_fields=True,
+):
+    """Text files: `path` is a file, a folder or a glob; names that end in .gz are unpacked.
+
+    `tokenizer` is "bytes" or the path of a tokenizers file (``tokenizer.json``). `heldout` is a
+    share (whole files; of a single file its tail) or a path like `path`. `separator` is put
+    between files. A byte-order mark is dropped; line ends stay as they are.
+    """
+
+    path: str
+    tokenizer: str = "bytes"
+    heldout: Share | str = 0.1
+    separator: str = "\n\n"
+    partition: Partition | None = None
+
+    needs_seq_len: ClassVar[bool] = True
+
+    @classmethod
+    def describe(cls) -> str:
+        """One line for a list, with where the data come from."""
+        return "text files, plain or .gz, as bytes or through a tokenizers file (your own)"
+
+    def check(self) -> list[Violation]:
+        """Everything wrong with these options, as far as is seen without reading the data."""
+        found = files.missing("data.path", self.path) + unlabelled(self.partition)
+        if isinstance(self.heldout, str):
+            found += files.missing("data.heldout", self.heldout)
+        return found + tokenizer_missing(self.tokenizer)
+
+    def open(self, seq_len: int | None, seed: int) -> Source:
+        """Read and encode the text. Raises ConfigError where the data have a fault."""
+        from . import text
+
+        return text.open_text(self, seq_len)
+
+
+class Tokens(
+    msgspec.Struct,
+    frozen=True,
+    kw_only=True,
+    tag="tokens",
+    tag_field="kind",
+    forbid_unknown_fields=True,
+):
+    """Files of bare token numbers (.bin), mapped and never loaded whole; `path` as in text.
+
+    `vocab` is the number of different tokens; `header_bytes` are skipped at the head of each
+    file. `heldout` is a share (the tail of the whole) or a path like `path`.
+    """
+
+    path: str
+    vocab: _Positive
+    dtype: TokenType = "uint16"
+    header_bytes: _Count = 0
+    heldout: Share | str = 0.01
+    partition: Partition | None = None
+
+    needs_seq_len: ClassVar[bool] = True
+
+    @classmethod
+    def describe(cls) -> str:
+        """One line for a list, with where the data come from."""
+        return "token numbers in .bin files, memory-mapped (your own)"
+
+    def check(self) -> list[Violation]:
+        """Everything wrong with these options, as far as is seen without reading the data."""
+        found = unlabelled(self.partition)
+        width = int(self.dtype.lstrip("uint")) // 8
+        places = [("data.path", self.path)]
+        if isinstance(self.heldout, str):
+            places.append(("data.heldout", self.heldout))
+        for field, path in places:
+            found += files.missing(field, path)
+            for file in files.find(path):
+                size = file.stat().st_size - self.header_bytes
+                if size < 0 or size % width:
+                    rule = f"has {size} bytes after the header, no whole number of {self.dtype}"
+                    legal = f"a multiple of {width} bytes"
+                    found.append(Violation(path=field, value=str(file), rule=rule, legal=legal))
+        return found
+
+    def open(self, seq_len: int | None, seed: int) -> Source:
+        """Map the files. Raises ConfigError where `check` or the data find a fault."""
+        from . import tokens
+
+        return tokens.open_tokens(self, seq_len)
+
+
+def unlabelled(partition: Partition | None) -> list[Violation]:
+    """A violation if samples that have no class are to be dealt by class."""
+    if not isinstance(partition, Dirichlet | Classes):
+        return []
+    kind = type(partition).__struct_config__.tag
+    rule = "deals samples by their class, and text has none"
+    return [Violation(path="data.partition", value=kind, rule=rule, legal='"iid", or none')]
+
+
+def tokenizer_missing(tokenizer: str) -> list[Violation]:
+    """A violation if the tokenizer's file is not there."""
+    if tokenizer == "bytes" or Path(tokenizer).expanduser().is_file():
+        return []
+    legal = '"bytes", or the path of a tokenizer.json'
+    rule = "is no file"
+    return [Violation(path="data.tokenizer", value=tokenizer, rule=rule, legal=legal)]
