@@ -1,0 +1,57 @@
+"""`[cluster]` of a spec: which machines. Read and checked without torch."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+
+from ..errors import ConfigError, Violation
+from .parse import first, parse_preset
+from .types import Cluster
+
+_Count = Annotated[int, msgspec.Meta(ge=1)]
+
+
+class ClusterOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Which devices to use; nothing set means all of this machine.
+
+    `preset` is a shape such as ``8xH100`` or ``2x8xH100``, `file` a cluster.toml; at most one of
+    them. `devices` uses only so many, the first ones; without an accelerator it is the number of
+    processes. `cpu_processes` is that number where there is no accelerator, and has no meaning
+    where there is one.
+    """
+
+    preset: str | None = None
+    file: str | None = None
+    devices: _Count | None = None
+    cpu_processes: _Count | None = None
+
+    def check(self) -> list[Violation]:
+        """Every rule that these options break, those of the file included."""
+        if self.preset is not None and self.file is not None:
+            rule = "excludes cluster.file"
+            legal = "one of cluster.preset and cluster.file"
+            return [Violation(path="cluster.preset", value=self.preset, rule=rule, legal=legal)]
+        try:
+            self.cluster()
+        except ConfigError as error:
+            return list(error.violations)
+        return []
+
+    def cluster(self) -> Cluster | None:
+        """The cluster named here; None: this machine, to be detected.
+
+        Raises:
+            ConfigError: what `check` lists.
+        """
+        if self.preset is not None:
+            named = parse_preset(self.preset.removeprefix("preset:"))
+        elif self.file is not None:
+            from .file import read
+
+            named = read(Path(self.file), "cluster.file")
+        else:
+            return None
+        return first(named, self.devices) if self.devices else named

@@ -1,0 +1,75 @@
+"""Clusters from text: ``preset:8xH100``, ``preset:2x8xH100`` or the path of a cluster file."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import msgspec
+
+from ..errors import ConfigError, Violation
+from .presets import preset, uniform
+from .types import Cluster, Host
+
+_SHAPE = re.compile(r"(\d{1,7})x(?:(\d{1,7})x)?(\S.*)")
+MAX_DEVICES = 2**20
+
+
+def parse(text: str, path: str = "cluster") -> Cluster:
+    """The cluster that a command line names: ``preset:SHAPE`` (see `parse_preset`) or a file.
+
+    Raises:
+        ConfigError: every violation, at `path` or at the file's own fields.
+    """
+    if text.startswith("preset:"):
+        return parse_preset(text.removeprefix("preset:"), path)
+    from .file import read
+
+    return read(Path(text), path)
+
+
+def parse_preset(text: str, path: str = "cluster.preset") -> Cluster:
+    """``NxDEVICE`` (hosts filled to the usual number) or ``HxNxDEVICE`` (H hosts of N devices).
+
+    >>> [host.n_devices for host in parse_preset("16xH100").hosts]
+    [8, 8]
+
+    Raises:
+        ConfigError: not of this form, or no such device.
+    """
+    match = _SHAPE.fullmatch(text.strip())
+    if match is None:
+        rule, legal = "is no cluster", '"8xH100" (devices) or "2x8xH100" (hosts x devices)'
+        raise ConfigError([Violation(path=path, value=text, rule=rule, legal=legal)])
+    entry = preset(match[3], path)
+    n_hosts = int(match[1]) if match[2] else None
+    n_devices = int(match[1]) * int(match[2] or 1)
+    if not 1 <= n_devices <= MAX_DEVICES:
+        rule, legal = f"names {n_devices} devices", f"1 to {MAX_DEVICES}"
+        raise ConfigError([Violation(path=path, value=text, rule=rule, legal=legal)])
+    return uniform(entry, n_devices, n_hosts)
+
+
+def first(cluster: Cluster, n_devices: int, path: str = "cluster.devices") -> Cluster:
+    """The cluster cut down to its first devices.
+
+    Raises:
+        ConfigError: there are fewer.
+    """
+    if n_devices > cluster.n_devices:
+        rule = f"is more than {cluster.name} has"
+        legal = f"1 to {cluster.n_devices}"
+        raise ConfigError([Violation(path=path, value=n_devices, rule=rule, legal=legal)])
+    if n_devices == cluster.n_devices:
+        return cluster
+    hosts: list[Host] = []
+    left = n_devices
+    for host in cluster.hosts:
+        if left:
+            taken = min(left, host.n_devices)
+            hosts.append(msgspec.structs.replace(host, n_devices=taken))
+            left -= taken
+    used = {host.device_type for host in hosts}
+    types = {name: kind for name, kind in cluster.device_types.items() if name in used}
+    name = f"{n_devices} of {cluster.name}"
+    return msgspec.structs.replace(cluster, name=name, hosts=tuple(hosts), device_types=types)
