@@ -1,0 +1,163 @@
+"""The processes of a run: who this one is, its device, and the mesh of replicas and shards.
+
+The one file of the runtime that reads the environment: torchrun's names, or else Slurm's.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh
+
+from ..errors import RunError
+from ..plan.ir import DataLayout
+
+if TYPE_CHECKING:
+    from ..cluster.accelerator import Accelerator
+
+
+@dataclass(frozen=True, kw_only=True)
+class Place:
+    """Where a process stands among all, as its launcher says."""
+
+    rank: int = 0
+    n_ranks: int = 1
+    local_rank: int = 0
+    n_local: int = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class World:
+    """This process among all: its rank, device and group (None for a single process)."""
+
+    rank: int
+    n_ranks: int
+    local_rank: int
+    n_local: int
+    device: torch.device
+    accelerator: Accelerator
+    group: Any = None  # dist.ProcessGroup | None
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this is rank 0, which writes the log."""
+        return self.rank == 0
+
+    def barrier(self) -> None:
+        """Wait for all processes."""
+        if self.group is not None:
+            dist.barrier(self.group)
+
+    def coordinates(self, layout: DataLayout) -> tuple[int, int]:
+        """(replica, shard) of this process."""
+        return divmod(self.data_rank(layout), layout.shard)
+
+    def data_rank(self, layout: DataLayout) -> int:
+        """Which share of every batch is this process's: its position in the layout."""
+        return _ranks(layout).index(self.rank)
+
+    def mesh(self, layout: DataLayout) -> DeviceMesh:
+        """The mesh (replica, shard); made by all processes together."""
+        assert self.group is not None, "one process has no mesh"
+        grid = torch.tensor(_ranks(layout)).reshape(layout.replica, layout.shard)
+        return DeviceMesh(self.device.type, grid, mesh_dim_names=("replica", "shard"))
+
+
+def _ranks(layout: DataLayout) -> tuple[int, ...]:
+    """Ranks in data-rank order: processes take the plan's devices in ascending order."""
+    ascending = sorted(layout.devices)
+    return tuple(ascending.index(device) for device in layout.devices)
+
+
+def read_place(environment: Mapping[str, str] | None = None) -> Place:
+    """This process's place; a lone process where no launcher set one.
+
+    Raises RunError if the environment names a rank but not the number of processes.
+
+    >>> read_place({"SLURM_PROCID": "3", "SLURM_NTASKS": "4", "SLURM_LOCALID": "1"}).n_ranks
+    4
+    """
+    environment = os.environ if environment is None else environment
+    if "RANK" in environment:
+        names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
+    elif "SLURM_PROCID" in environment and int(environment.get("SLURM_NTASKS", "1")) > 1:
+        names = ("SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID", "SLURM_NTASKS_PER_NODE")
+    else:
+        return Place()
+    if names[1] not in environment:
+        raise RunError(f"{names[0]} is set but {names[1]} is not: how many processes are there?")
+    rank, n_ranks = int(environment[names[0]]), int(environment[names[1]])
+    local_rank = int(environment.get(names[2], rank))
+    n_local = int(environment.get(names[3], n_ranks))
+    if not 0 <= rank < n_ranks:
+        raise RunError(f"{names[0]} {rank} is not below {names[1]} {n_ranks}")
+    return Place(rank=rank, n_ranks=n_ranks, local_rank=local_rank, n_local=n_local)
+
+
+def is_launched(environment: Mapping[str, str] | None = None) -> bool:
+    """Whether a launcher (torchrun, Slurm, ...) started this process as one of several."""
+    environment = os.environ if environment is None else environment
+    return "RANK" in environment or read_place(environment).n_ranks > 1
+
+
+def open(accelerator: Accelerator, timeout_s: float = 600.0) -> World:  # noqa: A001
+    """Take this process's device and join the others; `close` undoes it.
+
+    `timeout_s` is how long a collective waits for a process that does not come. Raises RunError
+    if the others cannot be reached.
+    """
+    place = read_place()
+    device = accelerator.device(place.local_rank)
+    accelerator.set(place.local_rank)
+    group = None
+    if place.n_ranks > 1:
+        try:
+            dist.init_process_group(
+                accelerator.backend,
+                store=_store(place, timedelta(seconds=timeout_s)),
+                rank=place.rank,
+                world_size=place.n_ranks,
+                timeout=timedelta(seconds=timeout_s),
+                device_id=None if device.type == "cpu" else device,
+            )
+        except (RuntimeError, ValueError) as error:
+            raise RunError(f"rank {place.rank} could not join the others: {error}") from error
+        group = dist.group.WORLD
+    return World(
+        rank=place.rank,
+        n_ranks=place.n_ranks,
+        local_rank=place.local_rank,
+        n_local=place.n_local,
+        device=device,
+        accelerator=accelerator,
+        group=group,
+    )
+
+
+def close(world: World) -> None:
+    """Leave the group."""
+    if world.group is not None and dist.is_initialized():
+        dist.destroy_process_group()
+
+
+def _store(place: Place, timeout: timedelta) -> dist.Store:
+    """The store in which the processes meet.
+
+    Its keys carry the attempt, so that a restart on the same store reads no address of the
+    attempt before. Slurm names no port: one follows from the job's number.
+    """
+    method = "env://"
+    if "MASTER_ADDR" not in os.environ and "SLURM_PROCID" in os.environ:
+        host = os.environ.get("SLURM_LAUNCH_NODE_IPADDR", "127.0.0.1")
+        port = 20000 + int(os.environ.get("SLURM_JOB_ID", "0")) % 20000
+        method = f"tcp://{host}:{port}"
+    store, _, _ = next(dist.rendezvous(method, place.rank, place.n_ranks, timeout=timeout))
+    store.set_timeout(timeout)
+    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    return dist.PrefixStore(f"attempt-{attempt}", store)
