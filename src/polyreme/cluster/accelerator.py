@@ -1,0 +1,297 @@
+"""What devices can do, whatever they are: the one file that names backends.
+
+Accelerators go through torch's own generic interface, so any backend that torch knows (or that a
+plug-in of torch registers) works without a line here. Torch is imported inside functions.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import resource
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..errors import ConfigError, Violation
+
+if TYPE_CHECKING:
+    import torch
+
+HOST_TYPE = "cpu"  # torch's device type for tensors in the memory of the host
+HOST_BACKEND = "gloo"
+SYSTEM_SHARE = 0.1  # of the host's memory is left to the system
+
+
+@dataclass(kw_only=True)
+class Timer:
+    """Seconds that the device worked on what was asked of it inside the `with` block."""
+
+    seconds: float = float("nan")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Accelerator:
+    """A kind of device of this machine. Values can be sent to other processes.
+
+    `device_type` is torch's name, `backend` that of its collectives. `memory_limit_bytes` lowers
+    what `total_bytes` answers, so plans keep to it; a device whose allocator knows a limit also
+    enforces it from `set` on, elsewhere (tensors in host memory) it is not enforced.
+    """
+
+    name: str
+    device_type: str
+    backend: str
+    memory_limit_bytes: int | None = None
+
+    @property
+    def on_host(self) -> bool:
+        """Whether its tensors lie in host memory, which all processes share."""
+        return self.device_type == HOST_TYPE
+
+    def count(self) -> int:
+        """Devices of this machine; for the host, the cores that this process may use."""
+        return int(self._module().device_count())
+
+    def device(self, index: int) -> torch.device:
+        """The device of that index."""
+        import torch
+
+        return torch.device(self.device_type, index)
+
+    def set(self, index: int) -> None:
+        """Make it this process's device, and hold it to the memory limit."""
+        module = self._module()
+        module.set_device(index)
+        if self.memory_limit_bytes is not None:
+            share = min(1.0, self.memory_limit_bytes / self._memory(index)[1])
+            module.set_per_process_memory_fraction(share, index)
+
+    def synchronize(self) -> None:
+        """Wait until the current device is idle."""
+        self._module().synchronize()
+
+    def peak_bytes(self) -> int:
+        """Most bytes of tensors on the current device since `reset_peak`."""
+        return int(self._module().max_memory_allocated())
+
+    def reset_peak(self) -> None:
+        """Start `peak_bytes` anew."""
+        self._module().reset_peak_memory_stats()
+
+    def held_bytes(self) -> int:
+        """Bytes that the current device has lent, tensors apart: contexts, buffers of backends.
+
+        Those of other processes on the same device are among them.
+        """
+        module = self._module()
+        free, total = self._memory(module.current_device())
+        return max(0, int(total - free - module.memory_reserved()))
+
+    def free_bytes(self) -> int:
+        """Bytes that the current device can still lend, those cached by torch among them."""
+        module = self._module()
+        cached = module.memory_reserved() - module.memory_allocated()
+        free = self._memory(module.current_device())[0] + cached
+        return int(min(free, self.memory_limit_bytes or free))
+
+    def total_bytes(self, index: int = 0, sharing: int = 1) -> int:
+        """Bytes that a process can have there; `sharing` processes divide the host's memory."""
+        total = int(self._memory(index)[1])
+        return min(total, self.memory_limit_bytes or total)
+
+    def device_name(self, index: int = 0) -> str:
+        """What the driver calls the device; presets are recognised by it."""
+        return str(self._module().get_device_name(index))
+
+    def has_bf16(self) -> bool:
+        """Whether bf16 is the precision to train in where the user leaves it open."""
+        supported = getattr(self._module(), "is_bf16_supported", None)
+        if supported is None:
+            return False
+        try:
+            return bool(supported(including_emulation=False))
+        except TypeError:
+            return bool(supported())
+
+    @contextmanager
+    def timer(self) -> Iterator[Timer]:
+        """Device seconds of the block, known when it ends; waits for the device there."""
+        import torch
+
+        timer = Timer()
+        start = torch.Event(device=self.device_type, enable_timing=True)
+        end = torch.Event(device=self.device_type, enable_timing=True)
+        start.record()
+        yield timer
+        end.record()
+        end.synchronize()
+        timer.seconds = start.elapsed_time(end) / 1e3
+
+    def _module(self) -> Any:
+        import torch
+
+        return torch.get_device_module(self.device_type)
+
+    def _memory(self, index: int) -> tuple[int, int]:
+        """Free and total bytes of a device."""
+        free, total = self._module().mem_get_info(index)
+        return int(free), int(total)
+
+
+@dataclass(frozen=True, kw_only=True)
+class HostAccelerator(Accelerator):
+    """Processes of this machine with tensors in its memory; also what tests build on."""
+
+    name: str = HOST_TYPE
+    device_type: str = HOST_TYPE
+    backend: str = HOST_BACKEND
+
+    def count(self) -> int:
+        """Cores that this process may use."""
+        if hasattr(os, "sched_getaffinity"):
+            return len(os.sched_getaffinity(0))
+        return os.cpu_count() or 1
+
+    def device(self, index: int) -> torch.device:
+        """Host memory, whatever the index."""
+        import torch
+
+        return torch.device(HOST_TYPE)
+
+    def set(self, index: int) -> None:
+        """Nothing to choose."""
+
+    def synchronize(self) -> None:
+        """Nothing runs behind the caller's back."""
+
+    def peak_bytes(self) -> int:
+        """Most resident bytes of this process since `reset_peak`, the program's own among them."""
+        return _status_bytes("VmHWM") or _usage_bytes()
+
+    def reset_peak(self) -> None:
+        """Start `peak_bytes` anew where the system can (Linux); elsewhere it keeps the old peak."""
+        try:
+            Path("/proc/self/clear_refs").write_text("5")
+        except OSError:
+            return
+
+    def held_bytes(self) -> int:
+        """Resident bytes of this process now."""
+        return _status_bytes("VmRSS") or _usage_bytes()
+
+    def free_bytes(self) -> int:
+        """Bytes that the machine can still give to all processes together."""
+        import psutil
+
+        free = int(psutil.virtual_memory().available)
+        return min(free, self.memory_limit_bytes or free)
+
+    def total_bytes(self, index: int = 0, sharing: int = 1) -> int:
+        """An even share of the host's memory (or the control group's limit), less the system's.
+
+        It does not vary from moment to moment, so what was planned with it stays valid.
+        """
+        share = int(_host_bytes() * (1 - SYSTEM_SHARE)) // sharing
+        return min(share, self.memory_limit_bytes or share)
+
+    def device_name(self, index: int = 0) -> str:
+        """The processor's model."""
+        try:
+            for line in Path("/proc/cpuinfo").read_text().splitlines():
+                if line.startswith("model name"):
+                    return line.partition(":")[2].strip()
+        except OSError:
+            pass
+        return platform.processor() or platform.machine()
+
+    def has_bf16(self) -> bool:
+        """False: processors seldom gain by it."""
+        return False
+
+    @contextmanager
+    def timer(self) -> Iterator[Timer]:
+        """Wall seconds of the block."""
+        timer = Timer()
+        start = time.perf_counter()
+        yield timer
+        timer.seconds = time.perf_counter() - start
+
+
+_registered: list[Accelerator] = []  # of this process; the one place that is open to additions
+
+
+def register(entry: Accelerator) -> None:
+    """Put an accelerator before all others in this process, in place of one of its name."""
+    unregister(entry.name)
+    _registered.insert(0, entry)
+
+
+def unregister(name: str) -> None:
+    """Take back what `register` put there, if it did."""
+    _registered[:] = [entry for entry in _registered if entry.name != name]
+
+
+def available() -> tuple[Accelerator, ...]:
+    """Registered ones, then what torch finds here, the host last; all have a device."""
+    import torch
+    from torch import distributed
+
+    found = [entry for entry in _registered if entry.count() > 0]
+    if torch.accelerator.is_available():
+        current = torch.accelerator.current_accelerator()
+        assert current is not None, "available, so there is one"
+        backend = HOST_BACKEND
+        if distributed.is_available():
+            backend = distributed.get_default_backend_for_device(current.type)
+        found.append(Accelerator(name=current.type, device_type=current.type, backend=backend))
+    return (*found, HostAccelerator())
+
+
+def detect(name: str | None = None) -> Accelerator:
+    """The best accelerator here, or the one of that name.
+
+    Raises:
+        ConfigError: none of that name; lists those there are.
+    """
+    entries = available()
+    if name is None:
+        return entries[0]
+    for entry in entries:
+        if entry.name == name:
+            return entry
+    legal = ", ".join(entry.name for entry in entries)
+    rule = "is not on this machine"
+    raise ConfigError([Violation(path="accelerator", value=name, rule=rule, legal=legal)])
+
+
+def _host_bytes() -> int:
+    import psutil
+
+    total = int(psutil.virtual_memory().total)
+    for file in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
+        try:
+            total = min(total, int(Path(file).read_text()))
+        except (OSError, ValueError):
+            continue
+    return total
+
+
+def _status_bytes(key: str) -> int:
+    """A line of Linux's process status, in bytes; 0 where there is none."""
+    try:
+        for line in Path("/proc/self/status").read_text().splitlines():
+            if line.startswith(key):
+                return int(line.split()[1]) * 1024
+    except OSError:
+        pass
+    return 0
+
+
+def _usage_bytes() -> int:
+    unit = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
