@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -11,8 +13,8 @@ import msgspec
 class Violation(msgspec.Struct, frozen=True, kw_only=True):
     """One rule that an input breaks.
 
-    `path` names the field (``train.steps``), `value` is what stood there, `rule` says what must
-    hold, `legal` lists or describes the values that would be accepted.
+    `path` names the field (``train.steps``), `value` is what stood there (None: nothing did),
+    `rule` says what must hold, `legal` lists or describes the values that would be accepted.
     """
 
     path: str
@@ -21,13 +23,49 @@ class Violation(msgspec.Struct, frozen=True, kw_only=True):
     legal: str
 
     def __str__(self) -> str:
-        return f"{self.path}: {self.value!r} {self.rule}. Legal: {self.legal}."
+        found = "" if self.value is None else f"{literal(self.value)} "
+        return f"{self.path}: {found}{self.rule}. Legal: {self.legal}."
+
+
+def literal(value: Any) -> str:
+    """A value on one line as it is typed in TOML; whatever TOML lacks as Python shows it.
+
+    >>> literal({"kind": "SGD", "nesterov": True})
+    '{kind = "SGD", nesterov = true}'
+    """
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, str):
+        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+    if isinstance(value, Mapping):
+        inner = ", ".join(f"{_key(key)} = {literal(item)}" for key, item in value.items())
+        return f"{{{inner}}}"
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(literal(item) for item in value)}]"
+    return repr(value)
+
+
+def _key(key: Any) -> str:
+    bare = isinstance(key, str) and re.fullmatch(r"[A-Za-z0-9_-]+", key)
+    return str(key) if bare else literal(str(key))
 
 
 class PolyremeError(Exception):
     """Base of all errors raised at users; `exit_code` is what the command ends with."""
 
     exit_code = 1
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickled whole, whatever the constructor asks for: errors cross processes."""
+        return _restored, (type(self), self.args, self.__dict__)
+
+
+def _restored(
+    kind: type[PolyremeError], args: tuple[Any, ...], state: dict[str, Any]
+) -> PolyremeError:
+    error = kind.__new__(kind, *args)
+    error.__dict__.update(state)
+    return error
 
 
 class ConfigError(PolyremeError):

@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 
 import msgspec
 
+from ..errors import Violation
 from .schedule import Constant, Schedule
 
 _Positive = Annotated[int, msgspec.Meta(ge=1)]
@@ -14,19 +15,31 @@ _Positive = Annotated[int, msgspec.Meta(ge=1)]
 class Train(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Length, batch, precision and habits of a run.
 
-    Exactly one of `steps` and `epochs` is given. `global_batch` counts samples over all devices;
-    `seq_len` tokens per sample (text only). `precision` "auto" is bf16 on accelerators that have
-    it and fp32 elsewhere. `clip_norm` bounds the global gradient norm. `eval_every` and
-    `checkpoint_every` count steps; unset means at the end only; `keep` is how many checkpoints
-    stay. `tail` says what happens with the last, incomplete batch of an epoch: dropped, used as a
-    smaller batch, or filled from the next epoch. `log_every` thins the step events.
+    Attributes:
+        steps: Optimizer steps of the run; exactly one of steps and epochs is given.
+        epochs: Passes over the training samples.
+        global_batch: Samples of one step, over all devices.
+        seq_len: Tokens of a sample; for text, and only there.
+        seed: Fixes initial weights, the order of samples, and dropout.
+        precision: What layers compute in; master weights are fp32 (fp64 under "fp64"). "auto" is
+            bf16 on accelerators that have it and fp32 elsewhere.
+        schedule: Factor on the learning rate as the run goes on.
+        clip_norm: Bound on the global gradient norm; none unless given.
+        eval_every: Steps between evaluations; unless given, one at the end.
+        checkpoint_every: Steps between checkpoints; unless given, one at the end.
+        keep: How many checkpoints stay.
+        tail: The last, incomplete batch of an epoch is dropped, used as a smaller batch, or
+            filled up from the next epoch.
+        compile: Whether layers are compiled by torch.
+        log_every: Steps between step events in the log.
+        max_skipped: Steps in a row that may be skipped as not finite before the run fails.
     """
 
     steps: _Positive | None = None
     epochs: _Positive | None = None
     global_batch: _Positive = 32
     seq_len: _Positive | None = None
-    seed: Annotated[int, msgspec.Meta(ge=0)] = 0
+    seed: Annotated[int, msgspec.Meta(ge=0, lt=2**32)] = 0
     precision: Literal["auto", "fp32", "bf16", "fp64"] = "auto"
     schedule: Schedule = Constant()
     clip_norm: Annotated[float, msgspec.Meta(gt=0)] | None = None
@@ -37,3 +50,22 @@ class Train(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     compile: bool = False
     log_every: _Positive = 1
     max_skipped: _Positive = 20
+
+    def check(self) -> list[Violation]:
+        """Exactly one of steps and epochs; the warm-up ends before the run does."""
+        found = []
+        if self.steps is None and self.epochs is None:
+            rule = "is missing; exactly one of train.steps and train.epochs is wanted"
+            legal = "1000 (or any integer >= 1)"
+            found.append(Violation(path="train.steps", value=None, rule=rule, legal=legal))
+        if self.steps is not None and self.epochs is not None:
+            rule = "stands beside train.steps; exactly one of them is wanted"
+            legal = "leave it out"
+            found.append(Violation(path="train.epochs", value=self.epochs, rule=rule, legal=legal))
+        warmup = self.schedule.warmup
+        if self.steps is not None and warmup >= self.steps:
+            rule = f"is not below the {self.steps} steps of the run"
+            legal = f"0 (or any integer < {self.steps})"
+            path = "train.schedule.warmup"
+            found.append(Violation(path=path, value=warmup, rule=rule, legal=legal))
+        return found

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 
+from ...errors import Violation
+
 if TYPE_CHECKING:
     import torch
 
@@ -21,6 +23,14 @@ class SGD(msgspec.Struct, frozen=True, kw_only=True, tag="SGD", tag_field="kind"
     momentum: Annotated[float, msgspec.Meta(ge=0, lt=1)] = 0.0
     nesterov: bool = False
     weight_decay: Annotated[float, msgspec.Meta(ge=0)] = 0.0
+
+    def check(self) -> list[Violation]:
+        """Nesterov's step is a form of momentum."""
+        if not self.nesterov or self.momentum > 0:
+            return []
+        path = "data_parallel.rule.nesterov"
+        legal = "false (or data_parallel.rule.momentum > 0)"
+        return [Violation(path=path, value=True, rule="needs momentum, which is 0", legal=legal)]
 
     @property
     def n_states(self) -> int:

@@ -1,0 +1,13 @@
+"""The run specification: what one TOML file says, checked whole before anything starts.
+
+Reads and checks without torch.
+"""
+
+from __future__ import annotations
+
+from .files import check as check
+from .files import dump as dump
+from .files import load as load
+from .files import parse as parse
+from .options import Report as Report
+from .options import Spec as Spec

@@ -1,0 +1,84 @@
+"""Combinations of tables that cannot run. Each rule reads only what it needs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from functools import partial
+
+from ..errors import Violation
+from .options import Spec
+from .partial import checked
+
+_SPACE = ("replica", "shard", "tp", "cp", "pp")
+
+
+def impossible(spec: Spec, n_devices: int | None) -> list[Violation]:
+    """Every combination of a spec that cannot run, on so many devices if they are known."""
+    rules: tuple[Callable[[], Iterator[Violation]], ...] = (
+        partial(_sequence, spec),
+        partial(_batch, spec),
+        partial(_metric, spec),
+        partial(_devices, spec, n_devices),
+    )
+    return [violation for rule in rules for violation in checked(rule, "spec")]
+
+
+def _sequence(spec: Spec) -> Iterator[Violation]:
+    needs, given = spec.data.needs_seq_len, spec.train.seq_len
+    if needs and given is None:
+        rule = "is missing; text is cut into samples of so many tokens"
+        yield Violation(
+            path="train.seq_len", value=None, rule=rule, legal="128 (or any integer >= 1)"
+        )
+    if not needs and given is not None:
+        rule = "is given, but these data come as whole samples"
+        yield Violation(path="train.seq_len", value=given, rule=rule, legal="leave it out")
+
+
+def _batch(spec: Spec) -> Iterator[Violation]:
+    replica, shard = spec.parallel.replica or 1, spec.parallel.shard or 1
+    batch = spec.train.global_batch
+    if batch < replica * shard:
+        rule = f"leaves some of replica {replica} x shard {shard} without a sample"
+        legal = f"{replica * shard} (or any integer >= {replica * shard})"
+        yield Violation(path="train.global_batch", value=batch, rule=rule, legal=legal)
+
+
+def _metric(spec: Spec) -> Iterator[Violation]:
+    goal = spec.report.goal
+    if goal is None or not spec.data.needs_seq_len or goal[0] == "heldout_loss":
+        return
+    rule = "asks for accuracy, and text is judged by its held-out loss"
+    yield Violation(
+        path="report.target", value=spec.report.target, rule=rule, legal='"heldout_loss=1.5"'
+    )
+
+
+def _devices(spec: Spec, n_devices: int | None) -> Iterator[Violation]:
+    fixed = {axis: getattr(spec.parallel, axis) for axis in _SPACE}
+    degrees = {axis: degree for axis, degree in fixed.items() if degree is not None}
+    if n_devices is None or not degrees:
+        return
+    product = math.prod(degrees.values())
+    whole = len(degrees) == len(_SPACE)
+    if product == n_devices if whole else n_devices % product == 0:
+        return
+    shown = " x ".join(f"{axis} {degree}" for axis, degree in degrees.items())
+    verb = "is not" if whole else "does not divide"
+    # The axis whose change alone mends it; where there is none, the largest.
+    mendable = [axis for axis in degrees if n_devices % (product // degrees[axis]) == 0]
+    axis = mendable[0] if mendable else max(degrees, key=lambda name: degrees[name])
+    rest = n_devices // (product // degrees[axis])
+    if not mendable:
+        legal = "1"
+    elif whole:
+        legal = str(rest)
+    else:
+        legal = ", ".join(str(each) for each in range(1, rest + 1) if rest % each == 0)
+    yield Violation(
+        path=f"parallel.{axis}",
+        value=degrees[axis],
+        rule=f"makes {shown} = {product}, which {verb} the number of devices, {n_devices}",
+        legal=legal,
+    )
