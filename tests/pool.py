@@ -30,30 +30,6 @@ _PRELOAD = [
 _GRACE_S = 5.0
 
 
-class Processor:
-    """The accelerator of tests: CPU tensors and gloo."""
-
-    name = "cpu"
-    backend = "gloo"
-
-    def device(self, index: int) -> Any:
-        import torch
-
-        return torch.device("cpu")
-
-    def set(self, index: int) -> None:
-        pass
-
-    def synchronize(self) -> None:
-        pass
-
-    def peak_bytes(self) -> int:
-        return 0
-
-    def reset_peak(self) -> None:
-        pass
-
-
 class ProcessFailed(AssertionError):
     """One or more processes raised, died or hung; the text holds what each said."""
 
@@ -199,13 +175,14 @@ def _call(environment: dict[str, str], function: Any, args: tuple) -> Any:
 
     import torch
 
+    from polyreme.cluster.accelerator import HostAccelerator
     from polyreme.runtime import mesh
 
     torch.set_num_threads(1)
     os.environ.update(environment)
     world = None
     try:
-        world = mesh.open(Processor(), timeout_s=30)
+        world = mesh.open(HostAccelerator(), timeout_s=30)
         result = function(world, *args)
         pickle.dumps(result)
     except BaseException as error:

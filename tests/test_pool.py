@@ -7,6 +7,7 @@ import time
 
 import pytest
 import torch
+
 from pool import Failure, ProcessFailed
 
 

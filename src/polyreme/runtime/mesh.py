@@ -9,17 +9,17 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import PrefixStore, Store
 from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.rendezvous import rendezvous
 
+from ..cluster.accelerator import Accelerator
 from ..errors import RunError
 from ..plan.ir import DataLayout
-
-if TYPE_CHECKING:
-    from ..cluster.accelerator import Accelerator
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -146,7 +146,7 @@ def close(world: World) -> None:
         dist.destroy_process_group()
 
 
-def _store(place: Place, timeout: timedelta) -> dist.Store:
+def _store(place: Place, timeout: timedelta) -> Store:
     """The store in which the processes meet.
 
     Its keys carry the attempt, so that a restart on the same store reads no address of the
@@ -157,7 +157,7 @@ def _store(place: Place, timeout: timedelta) -> dist.Store:
         host = os.environ.get("SLURM_LAUNCH_NODE_IPADDR", "127.0.0.1")
         port = 20000 + int(os.environ.get("SLURM_JOB_ID", "0")) % 20000
         method = f"tcp://{host}:{port}"
-    store, _, _ = next(dist.rendezvous(method, place.rank, place.n_ranks, timeout=timeout))
+    store, _, _ = next(rendezvous(method, place.rank, place.n_ranks, timeout=timeout))
     store.set_timeout(timeout)
     attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-    return dist.PrefixStore(f"attempt-{attempt}", store)
+    return PrefixStore(f"attempt-{attempt}", store)

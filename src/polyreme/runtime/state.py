@@ -1,0 +1,123 @@
+"""Everything of a run that survives it, as named global tensors: what a checkpoint holds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import msgspec
+import torch
+import torch.distributed as dist
+from torch.distributed.tensor import DTensor
+
+from .apply.data import Applied
+from .mesh import World
+
+
+class Progress(msgspec.Struct, frozen=True, kw_only=True):
+    """How far a run has come: steps tried, samples and tokens seen, steps skipped in a row.
+
+    The data position is `step`, and random numbers of a step follow from the seed, the step and
+    the data rank; so there is no more to them than this.
+    """
+
+    step: int = 0
+    samples: int = 0
+    tokens: int = 0
+    skipped_in_row: int = 0
+
+
+class State:
+    """Parameters, buffers, optimizer state and progress, whatever the layout.
+
+    `tensors` gives live tensors under names that do not depend on the layout: ``param/NAME``
+    (float32 or float64 masters), ``buffer/NAME``, ``optimizer/NAME/KEY``. A sharded one is a
+    DTensor, any other is the same on all ranks. All are there from the start, so a checkpoint is
+    loaded into them in place; call `restored` afterwards.
+    """
+
+    def __init__(
+        self, applied: Applied, optimizers: Sequence[torch.optim.Optimizer], world: World
+    ) -> None:
+        self.applied = applied
+        self.world = world
+        self.progress = Progress()
+        self._optimizers = tuple(optimizers)
+
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """Live tensors by name; averages diverged buffers first, so all ranks call it together."""
+        average_buffers(self.applied, self.world)
+        masters = self.applied.masters
+        names = {id(tensor): name for name, tensor in masters.items()}
+        tensors = {f"param/{name}": tensor.detach() for name, tensor in masters.items()}
+        tensors |= {f"buffer/{slot.name}": slot.tensor for slot in self.applied.buffers}
+        for optimizer in self._optimizers:
+            for parameter, entries in optimizer.state.items():
+                for key, value in entries.items():
+                    if isinstance(value, torch.Tensor):
+                        tensors[f"optimizer/{names[id(parameter)]}/{key}"] = value
+        return tensors
+
+    def restored(self, progress: Progress) -> None:
+        """Take over tensors that were loaded in place, and go on from there."""
+        self.applied.copy_masters()
+        self.progress = progress
+
+
+def materialise(optimizer: torch.optim.Optimizer) -> None:
+    """Make the optimizer's state as it is before the first step, all zero.
+
+    A step of rate 0 on gradients of 1 makes every tensor and moves no parameter.
+    """
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    rates = [group["lr"] for group in optimizer.param_groups]
+    for parameter in parameters:
+        parameter.grad = torch.ones_like(parameter)
+    for group in optimizer.param_groups:
+        group["lr"] = 0.0
+    optimizer.step()
+    for group, rate in zip(optimizer.param_groups, rates, strict=True):
+        group["lr"] = rate
+    for parameter in parameters:
+        parameter.grad = None
+    for entries in optimizer.state.values():
+        for value in entries.values():
+            if isinstance(value, torch.Tensor):
+                value.zero_()
+
+
+def average_buffers(applied: Applied, world: World) -> None:
+    """Make the weights' buffers equal on all ranks: the mean of float ones, the maximum of ints."""
+    if world.group is None or not applied.buffers:
+        return
+    tensors = [slot.tensor for slot in applied.buffers]
+    floats = [tensor for tensor in tensors if tensor.is_floating_point()]
+    others = [tensor for tensor in tensors if not tensor.is_floating_point()]
+    for members, dtype, op in (
+        (floats, torch.float64, dist.ReduceOp.SUM),
+        (others, torch.int64, dist.ReduceOp.MAX),
+    ):
+        if not members:
+            continue
+        flat = torch.cat([tensor.reshape(-1).to(dtype) for tensor in members])
+        applied.traffic.all_reduce(flat, world.group, op)
+        if op == dist.ReduceOp.SUM:
+            flat /= world.n_ranks
+        parts = torch.split(flat, [tensor.numel() for tensor in members])
+        for tensor, part in zip(members, parts, strict=True):
+            tensor.copy_(part.view_as(tensor))
+
+
+def full_parameters(state: State) -> Iterator[tuple[str, torch.Tensor]]:
+    """The whole model's weights and buffers on rank 0, gathered one at a time, on the CPU.
+
+    All ranks must run through it; only rank 0 is given anything. Tied weights come once.
+    """
+    average_buffers(state.applied, state.world)
+    tensors = dict(state.applied.masters)
+    tensors |= {slot.name: slot.tensor for slot in state.applied.buffers}
+    for name, tensor in tensors.items():
+        whole = tensor.detach()
+        if isinstance(whole, DTensor):
+            whole = whole.full_tensor()
+        if state.world.is_first:
+            yield name, whole.cpu()

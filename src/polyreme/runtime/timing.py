@@ -1,0 +1,123 @@
+"""What communication costs a process: seconds blocked on it, and bytes sent."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.fsdp._fully_shard import _fsdp_api
+
+
+class Traffic:
+    """Counts the collectives of one process.
+
+    `blocked_s` is the time in which the host stood still for a collective: all of it on CPU,
+    almost nothing on devices that work asynchronously (there `device_shares` is measured).
+    `sent_bytes` is what a ring sends: 2 (n - 1) / n of the tensor for an all-reduce, (n - 1) / n
+    of the full tensor for a reduce-scatter or an all-gather.
+    """
+
+    def __init__(self) -> None:
+        self.blocked_s = 0.0
+        self.sent_bytes = 0
+        self.n_reductions = 0
+
+    @contextmanager
+    def blocked(self) -> Iterator[None]:
+        """Time spent inside counts as blocked."""
+        start_s = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.blocked_s += time.perf_counter() - start_s
+
+    def count(self, full_bytes: int, n_ranks: int, passes: int) -> None:
+        """Count a ring collective over the full tensor; an all-reduce makes two passes."""
+        self.sent_bytes += passes * full_bytes * (n_ranks - 1) // n_ranks
+
+    def start_all_reduce(self, tensor: torch.Tensor, group: dist.ProcessGroup) -> Any:
+        """Begin the sum of the tensor over the group, in place; give the result to `finish`."""
+        self.count(tensor.nbytes, group.size(), 2)
+        self.n_reductions += 1
+        return dist.all_reduce(tensor, group=group, async_op=True)
+
+    def finish(self, work: Any) -> None:
+        """Wait for what `start_all_reduce` began."""
+        with self.blocked():
+            work.wait()
+
+    def all_reduce(
+        self,
+        tensor: torch.Tensor,
+        group: dist.ProcessGroup,
+        op: dist.ReduceOp.RedOpType = dist.ReduceOp.SUM,
+    ) -> None:
+        """Reduce a small tensor in place and wait."""
+        self.count(tensor.nbytes, group.size(), 2)
+        with self.blocked():
+            dist.all_reduce(tensor, op=op, group=group)
+
+
+class TimedAllGather(_fsdp_api.AllGather):
+    """FSDP2's all-gather, counted."""
+
+    def __init__(self, traffic: Traffic) -> None:
+        self._traffic = traffic
+
+    def allocate(self, size: Any, *, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+        """A new tensor for each call."""
+        return torch.empty(*size, dtype=dtype, device=device)
+
+    def __call__(
+        self,
+        output_tensor: torch.Tensor,
+        input_tensor: torch.Tensor,
+        group: dist.ProcessGroup,
+        async_op: bool = False,
+    ) -> dist.Work | None:
+        """Gather all ranks' inputs into the output."""
+        self._traffic.count(output_tensor.nbytes, group.size(), 1)
+        with self._traffic.blocked():
+            work: dist.Work | None = dist.all_gather_into_tensor(
+                output_tensor, input_tensor, group=group, async_op=async_op
+            )
+        return work
+
+
+class TimedReduceScatter(_fsdp_api.ReduceScatter):
+    """FSDP2's reduce-scatter, counted; with an all-reduce over replicas behind it, that too."""
+
+    def __init__(self, traffic: Traffic) -> None:
+        self._traffic = traffic
+        self._end_s = 0.0
+
+    def allocate(self, size: Any, *, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+        """A new tensor for each call."""
+        return torch.empty(*size, dtype=dtype, device=device)
+
+    def __call__(
+        self,
+        output_tensor: torch.Tensor,
+        input_tensor: torch.Tensor,
+        group: dist.ProcessGroup,
+        op: Any,
+        async_op: bool = False,
+    ) -> dist.Work | None:
+        """Sum all ranks' inputs and keep this rank's part in the output."""
+        self._traffic.count(input_tensor.nbytes, group.size(), 1)
+        self._traffic.n_reductions += 1
+        with self._traffic.blocked():
+            work: dist.Work | None = dist.reduce_scatter_tensor(
+                output_tensor, input_tensor, op=op, group=group, async_op=async_op
+            )
+        self._end_s = time.perf_counter()
+        return work
+
+    def after_all_reduce(self, reduced: torch.Tensor, n_replicas: int) -> None:
+        """Called when FSDP2's all-reduce over replicas, which follows at once, is through."""
+        self._traffic.count(reduced.nbytes, n_replicas, 2)
+        self._traffic.blocked_s += time.perf_counter() - self._end_s
