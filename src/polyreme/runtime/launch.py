@@ -1,0 +1,255 @@
+"""Starts the processes of a run on this host, and ends them all whatever happens.
+
+Ranks are forked from one process that has imported everything (`zygote`), because importing
+torch costs seconds of processor time and a fork milliseconds. They find torchrun's variables in
+their environment and a store that the launcher holds: a new one for each attempt, on a port that
+the system picks while it is being bound, so jobs and attempts cannot meet.
+"""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import pickle
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from ..errors import RunError
+from .zygote import Failure, Order, Outcome, Request
+
+PRELOAD = (
+    "torch",
+    "torch.distributed.checkpoint",
+    "torch.distributed.fsdp",
+    "torch.distributed.tensor.parallel",
+)
+_POLL_S = 0.1
+_CLOSE_S = 5.0
+_START = (
+    "import json, sys; sys.path[:] = json.loads(sys.argv[2]); "
+    "from polyreme.runtime.zygote import main; main(int(sys.argv[1]))"
+)
+_SLURM_PORTS = range(15000, 32000)  # below the ports that systems hand out by themselves
+
+
+class Launcher:
+    """Runs functions in ranks; a context manager.
+
+    Made early, it imports `preload` (modules by name) while the caller goes on with other work,
+    and each run of it costs a fork.
+    """
+
+    def __init__(self, preload: Sequence[str] = PRELOAD) -> None:
+        self._link, other = multiprocessing.Pipe()
+        with other:
+            self._zygote = subprocess.Popen(
+                [sys.executable, "-c", _START, str(other.fileno()), json.dumps(sys.path)],
+                pass_fds=[other.fileno()],
+                stdin=subprocess.DEVNULL,
+            )
+        self._link.send(tuple(preload))
+
+    def __enter__(self) -> Launcher:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End the process that ranks are forked from."""
+        self._link.close()
+        try:
+            self._zygote.wait(_CLOSE_S)
+        except subprocess.TimeoutExpired:
+            self._zygote.kill()
+            self._zygote.wait()
+
+    def run(
+        self,
+        entry: Callable[..., Any],
+        args: Sequence[Any] = (),
+        *,
+        n_processes: int,
+        attempt: int = 0,
+        logs: Path | None = None,
+        grace_s: float = 10.0,
+    ) -> list[Any]:
+        """Results of ``entry(*args)`` by rank; `entry` is a function that can be imported.
+
+        The first rank writes to this process's stderr, the others to files in `logs`, kept where
+        anything was written. SIGINT and SIGTERM reach the ranks as SIGTERM; after `grace_s` (or a
+        second signal) they are killed.
+
+        Raises:
+            PolyremeError: what the first failing rank raised, if it is one.
+            RunError: a rank failed otherwise; names it, its exit and its last words.
+            KeyboardInterrupt: a signal ended the run.
+        """
+        from torch.distributed import TCPStore  # type: ignore[attr-defined]
+
+        call = pickle.dumps((entry, tuple(args)))
+        store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+        request = Request(
+            call=call,
+            environment=tuple(
+                _variables(rank, n_processes, store.port, attempt) for rank in range(n_processes)
+            ),
+            stderr=_log_files(logs, n_processes, attempt),
+            grace_s=grace_s,
+            main=_main_script(call),
+        )
+        outcome, interrupted = self._exchange(request)
+        del store
+        if interrupted:
+            raise KeyboardInterrupt
+        if outcome.failures:
+            raise _as_error(outcome.failures, n_processes)
+        return [pickle.loads(outcome.results[rank]) for rank in range(n_processes)]
+
+    def _exchange(self, request: Request) -> tuple[Outcome, bool]:
+        with _signals_counted() as signals:
+            obeyed = 0
+            try:
+                self._link.send(request)
+                while not self._link.poll(_POLL_S):
+                    if len(signals) > obeyed:
+                        order: Order = "kill" if obeyed else "end"
+                        obeyed = len(signals)
+                        self._link.send(order)
+                return self._link.recv(), bool(signals)
+            except (EOFError, OSError):
+                code = self._zygote.wait()
+                raise RunError(
+                    f"the process that ranks are forked from ended with exit code {code}; "
+                    "all ranks were killed"
+                ) from None
+
+
+def launch(
+    entry: Callable[..., Any],
+    args: Sequence[Any] = (),
+    *,
+    n_processes: int,
+    attempt: int = 0,
+    logs: Path | None = None,
+) -> list[Any]:
+    """`Launcher.run` once."""
+    with Launcher() as launcher:
+        return launcher.run(entry, args, n_processes=n_processes, attempt=attempt, logs=logs)
+
+
+def joined(environment: Mapping[str, str]) -> bool:
+    """Whether torchrun, or Slurm's srun with several tasks, started this process as a rank."""
+    return bool(torchrun_variables(environment))
+
+
+def torchrun_variables(environment: Mapping[str, str]) -> dict[str, str]:
+    """The variables that torch reads, as set or as derived from Slurm's; empty if not a rank."""
+    names = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+    if all(name in environment for name in names):
+        found = {name: environment[name] for name in names}
+        return found | {"LOCAL_RANK": environment.get("LOCAL_RANK", found["RANK"])}
+    if int(environment.get("SLURM_STEP_NUM_TASKS", 1)) > 1 and "SLURM_PROCID" in environment:
+        job = int(environment.get("SLURM_JOB_ID", 0)) + int(environment.get("SLURM_STEP_ID", 0))
+        port = _SLURM_PORTS[job % len(_SLURM_PORTS)]
+        return {
+            "RANK": environment["SLURM_PROCID"],
+            "WORLD_SIZE": environment["SLURM_STEP_NUM_TASKS"],
+            "LOCAL_RANK": environment.get("SLURM_LOCALID", "0"),
+            "MASTER_ADDR": environment.get("MASTER_ADDR", _first_host(environment)),
+            "MASTER_PORT": environment.get("MASTER_PORT", str(port)),
+        }
+    return {}
+
+
+def _first_host(environment: Mapping[str, str]) -> str:
+    """First of a Slurm host list: ``gpu[03-05,9],x1`` -> ``gpu03``."""
+    hosts = environment.get("SLURM_STEP_NODELIST") or environment.get("SLURM_NODELIST", "127.0.0.1")
+    stem, bracket, rest = hosts.partition("[")
+    if not bracket or "," in stem:
+        return hosts.split(",")[0]
+    numbers, _, tail = rest.partition("]")
+    return stem + numbers.split(",")[0].split("-")[0] + tail.split(",")[0]
+
+
+def _variables(rank: int, n_processes: int, port: int, attempt: int) -> dict[str, str]:
+    return {
+        "RANK": str(rank),
+        "LOCAL_RANK": str(rank),
+        "WORLD_SIZE": str(n_processes),
+        "LOCAL_WORLD_SIZE": str(n_processes),
+        "GROUP_RANK": "0",
+        "GROUP_WORLD_SIZE": "1",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+        "TORCHELASTIC_RESTART_COUNT": str(attempt),
+        "TORCHELASTIC_USE_AGENT_STORE": "True",
+    }
+
+
+def _log_files(logs: Path | None, n_processes: int, attempt: int) -> tuple[Path | None, ...]:
+    if logs is None:
+        return (None,) * n_processes
+    logs.mkdir(parents=True, exist_ok=True)
+    return (
+        None,
+        *(logs / f"attempt-{attempt}.rank-{rank}.txt" for rank in range(1, n_processes)),
+    )
+
+
+def _main_script(call: bytes) -> str | None:
+    """The running script's path if what is sent refers to things defined in it."""
+    path = getattr(sys.modules["__main__"], "__file__", None)
+    return str(path) if path is not None and b"__main__" in call else None
+
+
+@contextmanager
+def _signals_counted() -> Iterator[list[int]]:
+    """SIGINT and SIGTERM are noted instead of raised (in the main thread, where they arrive)."""
+    seen: list[int] = []
+    if threading.current_thread() is not threading.main_thread():
+        yield seen
+        return
+
+    before = {
+        number: signal.signal(number, lambda got, _: seen.append(got))
+        for number in (signal.SIGINT, signal.SIGTERM)
+    }
+    try:
+        yield seen
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _as_error(failures: Sequence[Failure], n_processes: int) -> Exception:
+    first = failures[0]
+    if first.error is not None:
+        return first.error
+    if first.signal is not None:
+        how = f"was ended by {signal.Signals(first.signal).name}"
+        if first.signal == signal.SIGKILL:
+            how += " (a person, or the system when memory ran out)"
+    else:
+        how = f"ended with exit code {first.exit_code}"
+    parts = [f"rank {first.rank} of {n_processes} {how}"]
+    if first.traceback:
+        parts.append(first.traceback.rstrip())
+    if first.stderr_tail:
+        parts.append(f"its last lines on stderr:\n{first.stderr_tail}")
+    others = sorted(failure.rank for failure in failures[1:])
+    if others:
+        parts.append(f"then failed: rank {', '.join(map(str, others))}")
+    return RunError("\n".join(parts))

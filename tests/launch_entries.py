@@ -1,0 +1,122 @@
+"""What the ranks of test_launch run."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+
+def environment(*names: str) -> dict[str, str | None]:
+    return {name: os.environ.get(name) for name in names}
+
+
+def summed() -> float:
+    """The sum of all ranks, over a real process group."""
+    import torch
+    from torch import distributed as dist
+
+    dist.init_process_group("gloo")
+    x = torch.tensor(float(dist.get_rank()))
+    dist.all_reduce(x)
+    dist.destroy_process_group()
+    return x.item()
+
+
+def raises_on(rank: int, error: Exception) -> None:
+    if int(os.environ["RANK"]) == rank:
+        sys.stderr.write("last words\n")
+        raise error
+
+
+def dies_in_a_collective(rank: int, how: str) -> None:
+    """One rank dies by a signal, an exit code or an error while the others wait for it."""
+    import torch
+    from torch import distributed as dist
+
+    dist.init_process_group("gloo")
+    dist.barrier()
+    if dist.get_rank() == rank:
+        if how == "exit":
+            os._exit(7)
+        if how == "raise":
+            raise ValueError("the cause")
+        os.kill(os.getpid(), getattr(signal, how))
+    dist.all_reduce(torch.zeros(1))
+
+
+def fails_beside_a_stopped_rank() -> None:
+    if os.environ["RANK"] == "0":
+        time.sleep(0.2)
+        raise ValueError("the cause")
+    os.kill(os.getpid(), signal.SIGSTOP)
+
+
+def store_key_of_an_earlier_attempt() -> bool:
+    """Whether a key that every attempt sets is there before this one sets it."""
+    from torch import distributed as dist
+
+    dist.init_process_group("gloo")
+    store = dist.distributed_c10d._get_default_store()
+    found = store.check(["attempt"])
+    dist.barrier()
+    store.set("attempt", "0")
+    dist.destroy_process_group()
+    return found
+
+
+def prints(text: str) -> None:
+    sys.stdout.write(text)
+
+
+def waits(folder: Path, heed: bool) -> None:
+    """Note the process id, then wait for a minute; without `heed` SIGTERM is ignored."""
+    if not heed:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    (folder / f"{os.environ['RANK']}.pid").write_text(str(os.getpid()))
+    time.sleep(60)
+
+
+def stops_on_sigterm(folder: Path) -> str:
+    """A rank that ends in order when asked to."""
+    asked: list[int] = []
+    signal.signal(signal.SIGTERM, lambda number, _: asked.append(number))
+    (folder / f"{os.environ['RANK']}.pid").write_text(str(os.getpid()))
+    while not asked:
+        time.sleep(0.01)
+    (folder / f"{os.environ['RANK']}.done").write_text("saved")
+    return "stopped"
+
+
+def twice(value: Any) -> Any:
+    return value, value
+
+
+def main() -> None:
+    """Launch `waits` or another entry from a process of its own: entry name, JSON arguments."""
+    from polyreme.runtime.launch import Launcher
+
+    folder = Path(sys.argv[2])
+    extra = json.loads(sys.argv[3])
+    with Launcher(preload=()) as launcher:
+        try:
+            launcher.run(globals()[sys.argv[1]], (folder, *extra), n_processes=2, grace_s=1.0)
+        except KeyboardInterrupt:
+            sys.exit(130)
+
+
+def joins() -> None:
+    """What a rank of torchrun does: rank 0 leaves the sum beside the script."""
+    from polyreme.runtime.launch import joined
+
+    assert joined(os.environ)
+    total = summed()
+    Path(sys.argv[2], f"rank-{os.environ['RANK']}").write_text(str(total))
+
+
+if __name__ == "__main__":
+    joins() if sys.argv[1] == "joins" else main()
