@@ -14,6 +14,7 @@ from ..graph.layer import LayerGraph
 Level = Literal["none", "optimizer", "grads", "params"]
 Precision = Literal["fp32", "bf16", "fp64"]
 ActionKind = Literal["F", "B", "I", "W", "U"]
+BUCKET_BYTES = 25 * 2**20
 MEMORY_CAUSES = (
     "parameters",
     "gradients",
@@ -130,7 +131,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     global_batch: int
     seq_len: int
     precision: Precision
-    bucket_bytes: int = 25 * 2**20
+    bucket_bytes: int = BUCKET_BYTES
     overlap: bool = True
     estimate: Estimate | None = None
     search: Search | None = None

@@ -1,0 +1,172 @@
+"""Time of a step over the data axes: compute, collectives, and what of these stays exposed."""
+
+from __future__ import annotations
+
+import functools
+import math
+
+import msgspec
+
+from ...cluster.types import Cluster
+from ...profile.fit import Fit
+from ...profile.record import Profile
+from ..draft import Draft, Strategy
+from .memory import Memory, Unit
+
+
+class StepTime(msgspec.Struct, frozen=True, kw_only=True):
+    """Seconds of a step and what they are made of; `step_s` counts exposed communication only."""
+
+    compute_s: float
+    comm_s: float
+    exposed_comm_s: float
+
+    @property
+    def step_s(self) -> float:
+        """Seconds from one step to the next."""
+        return self.compute_s + self.exposed_comm_s
+
+
+class _Traffic(msgspec.Struct, kw_only=True):
+    """Seconds of communication by the part of a step in which it runs."""
+
+    gather_once: float = 0.0
+    gather_each: float = 0.0  # in each forward and again in each backward pass
+    reduce_each: float = 0.0  # in each backward pass
+    reduce_last: float = 0.0  # in the last one
+    first_gather: float = 0.0  # nothing runs that could hide these two
+    last_reduce: float = 0.0
+
+    def comm_s(self, rounds: int) -> float:
+        """All of it."""
+        each = 2 * self.gather_each + self.reduce_each
+        return self.gather_once + rounds * each + self.reduce_last
+
+    def exposed_s(self, rounds: int, forward_s: float, backward_s: float, overlap: float) -> float:
+        """What computation does not hide: of each part the share `overlap` can be hidden.
+
+        That share is measured with both running, so it holds what each slows the other down.
+        """
+
+        def exposed(comm_s: float, beside_s: float, alone_s: float = 0.0) -> float:
+            return max(comm_s - min(comm_s * overlap, beside_s), min(alone_s, comm_s))
+
+        in_backward = self.gather_each + self.reduce_each
+        return (
+            exposed(self.gather_once + self.gather_each, forward_s, self.first_gather)
+            + (rounds - 1) * exposed(self.gather_each, forward_s)
+            + (rounds - 1) * exposed(in_backward, backward_s)
+            + exposed(in_backward + self.reduce_last, backward_s, self.last_reduce)
+        )
+
+
+class DataCost:
+    """Seconds of a step of any draft on a cluster's first devices."""
+
+    def __init__(self, memory: Memory, profile: Profile, cluster: Cluster) -> None:
+        self.memory = memory
+        self.profile = profile
+        self._fit = Fit(profile)
+        self._host = [
+            index for index, host in enumerate(cluster.hosts) for _ in range(host.n_devices)
+        ]
+        self._passes: dict[tuple[str, int], tuple[float, float]] = {}
+        self._n_hosts = functools.cache(self._hosts_of_group)
+
+    def __call__(self, draft: Draft) -> StepTime:
+        """Seconds of one step on the data rank that has most samples."""
+        sizes = draft.microbatch_sizes
+        passes = {size: self._pass_s(draft, size) for size in sizes}
+        compute_s = sum(sum(passes[size]) * count for size, count in sizes.items())
+        sharded, bucketed = self._sharded_traffic(draft), self._bucketed_traffic(draft)
+        rounds = draft.microbatches
+        forward_s, backward_s = passes[min(sizes)]
+        overlap = self.profile.overlap
+        sharded_overlap = self.profile.sharded_overlap
+        exposed_s = sharded.exposed_s(
+            rounds,
+            forward_s,
+            backward_s,
+            overlap if sharded_overlap is None else sharded_overlap,
+        ) + bucketed.exposed_s(rounds, forward_s, backward_s, overlap if draft.overlap else 0.0)
+        return StepTime(
+            compute_s=compute_s + self._update_s(draft),
+            comm_s=sharded.comm_s(rounds) + bucketed.comm_s(rounds),
+            exposed_comm_s=exposed_s,
+        )
+
+    def _pass_s(self, draft: Draft, size: int) -> tuple[float, float]:
+        """Forward and backward seconds of one microbatch; recomputing counts as backward."""
+        forward_s = backward_s = 0.0
+        for layer in self.memory.graph.layers:
+            key = (layer.kind, size)
+            if key not in self._passes:
+                self._passes[key] = (
+                    self._fit.forward_s(layer.kind, size),
+                    self._fit.backward_s(layer.kind, size),
+                )
+            forward, backward = self._passes[key]
+            forward_s += forward
+            backward_s += backward
+            if draft.strategies[layer.name].recompute:
+                backward_s += forward
+        return forward_s, backward_s
+
+    def _update_s(self, draft: Draft) -> float:
+        """Seconds of the optimizer on the device that holds most."""
+        elements = sum(
+            unit.loose + math.ceil(unit.reduced / unit.parts)
+            for _, unit in self.memory.units(draft)
+        )
+        return elements * self.memory.widths.master * self.profile.optimizer_s_per_byte
+
+    def _sharded_traffic(self, draft: Draft) -> _Traffic:
+        traffic = _Traffic()
+        for strategy, unit in self.memory.units(draft):
+            if strategy.parts > 1 and unit.gathered:
+                self._add_unit(traffic, strategy, unit)
+        return traffic
+
+    def _add_unit(self, traffic: _Traffic, strategy: Strategy, unit: Unit) -> None:
+        """Gathered in the compute dtype, reduced in the master's; over replicas once a step."""
+        wide = self.memory.widths
+        shard_hosts, replica_hosts = self._n_hosts(strategy.replica, strategy.shard)
+        collective_s = self._fit.collective_s
+        gathered_bytes, reduced_bytes = unit.gathered * wide.compute, unit.reduced * wide.master
+        gather_s = collective_s("all_gather", strategy.shard, gathered_bytes, shard_hosts)
+        reduce_s = collective_s("reduce_scatter", strategy.shard, reduced_bytes, shard_hosts)
+        part_bytes = reduced_bytes // unit.parts
+        replicas_s = collective_s("all_reduce", strategy.replica, part_bytes, replica_hosts)
+        if strategy.level == "params":
+            traffic.gather_each += gather_s
+        else:
+            traffic.gather_once += gather_s
+        if strategy.level == "optimizer":
+            traffic.reduce_last += reduce_s
+        else:
+            traffic.reduce_each += reduce_s
+        traffic.reduce_last += replicas_s
+        if not traffic.first_gather:
+            traffic.first_gather = gather_s
+            traffic.last_reduce = reduce_s + replicas_s
+
+    def _bucketed_traffic(self, draft: Draft) -> _Traffic:
+        """Gradients that are whole on every device: all-reduced in buckets, once a step."""
+        traffic = _Traffic()
+        wide = self.memory.widths
+        whole_bytes = sum(unit.loose for _, unit in self.memory.units(draft)) * wide.master
+        n_devices = draft.n_devices
+        if n_devices > 1 and whole_bytes:
+            n_hosts = self._n_hosts(1, n_devices)[0]
+            full, rest_bytes = divmod(whole_bytes, draft.bucket_bytes)
+            full_s = self._fit.collective_s("all_reduce", n_devices, draft.bucket_bytes, n_hosts)
+            rest_s = self._fit.collective_s("all_reduce", n_devices, rest_bytes, n_hosts)
+            traffic.reduce_last = full * full_s + rest_s
+            traffic.last_reduce = rest_s if rest_bytes else full_s
+        return traffic
+
+    def _hosts_of_group(self, replica: int, shard: int) -> tuple[int, int]:
+        """Over how many hosts a shard group and a replica group spread at most."""
+        rows = [self._host[first * shard : (first + 1) * shard] for first in range(replica)]
+        columns = zip(*rows, strict=True)
+        return max(len(set(row)) for row in rows), max(len(set(column)) for column in columns)

@@ -1,0 +1,79 @@
+"""Whether a draft fits: what the tightest device has, and what it needs by cause."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import msgspec
+
+from ..cluster.types import Cluster
+from ..profile.record import Profile
+from .cost.memory import Memory
+from .draft import Draft
+
+
+class Room(msgspec.Struct, frozen=True, kw_only=True):
+    """Bytes of the device that is tightest."""
+
+    device: int
+    have_bytes: int
+    need_bytes: Mapping[str, int]
+
+    @property
+    def over_bytes(self) -> int:
+        """Bytes beyond what there is; negative when there is room."""
+        return sum(self.need_bytes.values()) - self.have_bytes
+
+    @property
+    def fits(self) -> bool:
+        """Whether it fits."""
+        return self.over_bytes <= 0
+
+    @property
+    def largest_cause(self) -> str:
+        """What takes most."""
+        return max(self.need_bytes, key=lambda cause: self.need_bytes[cause])
+
+
+class Fitting:
+    """Rooms of drafts on the first devices of a cluster."""
+
+    def __init__(self, memory: Memory, profile: Profile, cluster: Cluster) -> None:
+        self.memory = memory
+        self.profile = profile
+        self.cluster = cluster
+
+    def __call__(self, draft: Draft) -> Room:
+        """Bytes that the tightest device has and needs.
+
+        A device needs the more the lower its index on the shard axis, so that of each device type
+        the lowest index is tightest.
+        """
+        shard = max(strategy.shard for strategy in draft.strategies.values())
+        lowest: dict[int, tuple[int, int]] = {}
+        first = 0
+        for host in self.cluster.hosts:
+            if first >= draft.n_devices:
+                break
+            have_bytes = self.cluster.device_types[host.device_type].memory_bytes
+            last = min(first + host.n_devices, draft.n_devices)
+            device = -(-first // shard) * shard  # the host's first device with index 0
+            device = device if device < last else first
+            here = (device % shard, device)
+            lowest[have_bytes] = min(lowest.get(have_bytes, here), here)
+            first += host.n_devices
+        rooms = [
+            Room(
+                device=device,
+                have_bytes=have_bytes,
+                need_bytes=self.memory.causes(draft, self.profile, shard_index),
+            )
+            for have_bytes, (shard_index, device) in lowest.items()
+        ]
+        return max(rooms, key=lambda room: room.over_bytes)
+
+    def by_device(self, draft: Draft) -> tuple[Mapping[str, int], ...]:
+        """Peak bytes by cause of every device of a draft; equal devices share one mapping."""
+        shard = max(strategy.shard for strategy in draft.strategies.values())
+        rows = [self.memory.causes(draft, self.profile, index) for index in range(shard)]
+        return tuple(rows[device % shard] for device in range(draft.n_devices))

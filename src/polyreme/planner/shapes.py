@@ -1,0 +1,82 @@
+"""Shapes of every parameter, read once for each kind of layer from its module on meta."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from ..graph.layer import LayerGraph
+
+if TYPE_CHECKING:
+    from torch import nn
+
+
+class ParamShape(msgspec.Struct, frozen=True, kw_only=True):
+    """One parameter that a layer owns.
+
+    A `special` one (without dimensions, or of a batch norm) stays whole on every device and in
+    the master's dtype, whatever the level and precision.
+    """
+
+    shape: tuple[int, ...]
+    trainable: bool
+    special: bool
+
+    @property
+    def n_elements(self) -> int:
+        """Elements of the whole parameter."""
+        return math.prod(self.shape)
+
+    def padded_rows(self, shard: int) -> int:
+        """Rows of dim 0 in each of `shard` equal chunks; the last ones hold padding."""
+        return math.ceil(self.shape[0] / shard)
+
+    def padded_elements(self, shard: int) -> int:
+        """Elements of one chunk with its padding."""
+        return self.padded_rows(shard) * math.prod(self.shape[1:])
+
+    def local_elements(self, shard: int, index: int) -> int:
+        """Elements of chunk `index` without padding, as torch.chunk cuts dim 0."""
+        rows = self.padded_rows(shard)
+        left = max(0, min(rows, self.shape[0] - rows * index))
+        return left * math.prod(self.shape[1:])
+
+
+class LayerShapes(msgspec.Struct, frozen=True, kw_only=True):
+    """Parameters that a layer owns (tied copies belong to an earlier layer) and its buffers."""
+
+    params: tuple[ParamShape, ...]
+    buffer_bytes: int
+
+
+def read_shapes(graph: LayerGraph) -> Mapping[str, LayerShapes]:
+    """Shapes by layer name; layers of one kind with the same ties share one object."""
+    known: dict[tuple[str, frozenset[str]], LayerShapes] = {}
+    found = {}
+    for layer in graph.layers:
+        tied = frozenset(own for own, whole in layer.params.items() if whole in layer.ties)
+        key = (layer.kind, tied)
+        if key not in known:
+            known[key] = _read(graph.build(layer.name), tied)
+        found[layer.name] = known[key]
+    return found
+
+
+def _read(module: nn.Module, tied: frozenset[str]) -> LayerShapes:
+    from torch.nn.modules.batchnorm import _BatchNorm
+
+    params = tuple(
+        ParamShape(
+            shape=tuple(param.shape),
+            trainable=param.requires_grad,
+            special=param.dim() == 0
+            or isinstance(module.get_submodule(own.rpartition(".")[0]), _BatchNorm),
+        )
+        for own, param in module.named_parameters()
+        if own not in tied
+    )
+    buffer_bytes = sum(buffer.numel() * buffer.element_size() for buffer in module.buffers())
+    return LayerShapes(params=params, buffer_bytes=buffer_bytes)
