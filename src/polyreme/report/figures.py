@@ -1,0 +1,197 @@
+"""The curves of one run, and of several laid over each other."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from .plot import Axes, Figure, Plot, smoothed
+from .runs import Run
+from .words import count, number
+
+TIME_BINS = 48
+BASELINES = {"bigram_loss": "bigram model (baseline)"}
+
+
+def column(run: Run, field: str) -> np.ndarray:
+    """A field of every step as float64; NaN where it is null."""
+    values = [getattr(event, field) for event in run.steps]
+    return np.array([np.nan if value is None else value for value in values], dtype=np.float64)
+
+
+def learning(run: Run) -> Figure | None:
+    """Training and held-out loss with baselines, and what happened on the way below them."""
+    axes, loss = _axes(run), column(run, "loss")
+    plot = Plot(axes)
+    if len(run.steps):
+        many = len(run.steps) > 60
+        plot.line("training, each step" if many else "training", loss, "loss", faint=many)
+        if many:
+            plot.line("training, smoothed", smoothed(loss), "loss")
+    for name in _metric_names(run, loss=True):
+        _metric(plot, run, name)
+    _marks(plot, run)
+    finite = loss[np.isfinite(loss)]
+    alt = (
+        f"training loss from {number(finite[0])} to {number(finite[-1])} over "
+        f"{count(len(loss), 'step')}"
+        if finite.size
+        else "no finite training loss"
+    )
+    return plot.figure("learning", "Loss", alt, "nats", lane=True, log_switch=True)
+
+
+def metrics(run: Run) -> Figure | None:
+    """Every other metric of the evaluations."""
+    names = _metric_names(run, loss=False)
+    plot = Plot(_axes(run))
+    for name in names:
+        _metric(plot, run, name)
+    return plot.figure("metrics", "Metrics", ", ".join(names), "") if names else None
+
+
+def rates(run: Run) -> tuple[Figure, ...]:
+    """Learning rate, and gradient norm."""
+    found = []
+    for field, title, colour in (
+        ("lr", "Learning rate", "lr"),
+        ("grad_norm", "Gradient norm", "norm"),
+    ):
+        values = column(run, field)
+        if np.isfinite(values).any():
+            plot = Plot(_axes(run))
+            plot.line(title.lower(), values, colour)
+            alt = f"{title.lower()}, last {number(values[np.isfinite(values)][-1])}"
+            found.append(plot.figure(field, title, alt, ""))
+    return tuple(found)
+
+
+def throughput(run: Run) -> Figure | None:
+    """Samples per second of each step."""
+    if not run.steps:
+        return None
+    step_s = column(run, "step_s")
+    rate = np.divide(column(run, "samples"), step_s, where=step_s > 0, out=step_s * np.nan)
+    plot = Plot(_axes(run))
+    many = len(run.steps) > 60
+    plot.line("each step" if many else "samples per second", rate, "compute", faint=many)
+    if many:
+        plot.line("smoothed", smoothed(rate), "compute")
+    middle = np.nanmedian(rate) if np.isfinite(rate).any() else None
+    alt = f"median {number(middle)} samples per second"
+    return plot.figure("throughput", "Throughput", alt, "samples per second", from_zero=True)
+
+
+def step_time(run: Run) -> Figure | None:
+    """Mean compute, communication and waiting of a step, in stretches of the run."""
+    if not run.steps:
+        return None
+    axes = _axes(run)
+    stretches = np.array_split(np.arange(len(run.steps)), min(TIME_BINS, len(run.steps)))
+    middles = np.array([stretch[len(stretch) // 2] for stretch in stretches])
+    plot = Plot(axes)
+    for field, label in (
+        ("compute_s", "compute"),
+        ("comm_s", "communication"),
+        ("wait_s", "waiting"),
+    ):
+        values = column(run, field)
+        means = np.array([values[stretch].mean() for stretch in stretches])
+        plot.bars(label, middles, means, label)
+    figure = plot.figure(
+        "step_time", "Where step time went", "stacked bars", "seconds a step", from_zero=True
+    )
+    figure.layout.update(barmode="stack", bargap=0.08)
+    return figure
+
+
+def overlaid(runs: Sequence[Run]) -> Figure | None:
+    """Training loss of every run, smoothed, and held-out loss as points."""
+    plots = []
+    for index, run in enumerate(runs):
+        if not run.steps:
+            continue
+        plot = Plot(_axes(run))
+        loss = column(run, "loss")
+        plot.line(run.name, smoothed(loss), f"run{index % 8}", dash=index)
+        if any("heldout_loss" in event.metrics for event in run.evals):
+            _metric(plot, run, "heldout_loss")
+            plot.data[-1].update(
+                name=f"{run.name}, held-out", meta=f"run{index % 8}", showlegend=False
+            )
+            plot.data[-1]["mode"] = "markers"
+        plots.append(plot)
+    if not plots:
+        return None
+    joined = Plot(plots[0].axes)
+    joined.data = [trace for plot in plots for trace in plot.data]
+    joined.xs = {
+        name: [x for plot in plots for x in plot.xs[name]] for name in ("steps", "seconds", "wire")
+    }
+    alt = "training loss of " + ", ".join(run.name for run in runs)
+    return joined.figure("overlaid", "Loss", alt, "nats", log_switch=True)
+
+
+def _axes(run: Run) -> Axes:
+    return Axes(
+        np.array([event.step for event in run.steps], dtype=np.int64),
+        np.array([event.t for event in run.steps], dtype=np.float64),
+        np.cumsum([event.wire_bytes for event in run.steps], dtype=np.float64),
+    )
+
+
+def _metric_names(run: Run, *, loss: bool) -> list[str]:
+    names = dict.fromkeys(name for event in run.evals for name in event.metrics)
+    return [name for name in names if name.endswith("loss") == loss]
+
+
+def _metric(plot: Plot, run: Run, name: str) -> None:
+    pairs = [(event.step, event.metrics[name]) for event in run.evals if name in event.metrics]
+    steps = np.array([step for step, _ in pairs], dtype=np.int64)
+    values = np.array([value for _, value in pairs], dtype=np.float64)
+    if name in BASELINES and run.steps:
+        ends = np.array([run.steps[0].step, run.steps[-1].step], dtype=np.int64)
+        plot.points(BASELINES[name], ends, np.repeat(values[-1], 2), "baseline")
+        return
+    label = "held-out" if name == "heldout_loss" else name
+    plot.points(label, steps, values, "heldout")
+
+
+def _marks(plot: Plot, run: Run) -> None:
+    skipped = [event for event in run.steps if event.skipped]
+    plot.marks(
+        "step skipped",
+        np.array([event.step for event in skipped], dtype=np.int64),
+        [f"step {event.step} skipped: {event.reason or 'not finite'}" for event in skipped],
+        "skipped",
+        "x",
+    )
+    plot.marks(
+        "fault",
+        np.array([step_at(run, event.t) for event in run.faults], dtype=np.int64),
+        [event.what for event in run.faults],
+        "fault",
+        "diamond",
+    )
+    plot.marks(
+        "checkpoint",
+        np.array([event.step for event in run.checkpoints], dtype=np.int64),
+        [f"checkpoint at step {event.step}" for event in run.checkpoints],
+        "checkpoint",
+        "triangle-up",
+    )
+    again = run.restarts[1:]
+    plot.marks(
+        "restart",
+        np.array([event.step for event in again], dtype=np.int64),
+        [f"attempt {event.attempt} from step {event.step}" for event in again],
+        "restart",
+        "line-ns-open",
+    )
+
+
+def step_at(run: Run, t: float) -> int:
+    """The last step logged before a time; 0 before the first."""
+    place = np.searchsorted([event.t for event in run.steps], t, side="right")
+    return run.steps[int(place) - 1].step if place else 0

@@ -1,0 +1,209 @@
+"""One plot: traces gathered as plain dicts in plotly's form, with an x for every way to look.
+
+Traces name their colour by meaning (``meta``); the page's script turns that into the colour of
+the theme. Arrays travel in binary form, and long ones are thinned.
+"""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+import numpy as np
+
+MAX_POINTS = 2000  # of one curve; a curve is drawn on at most about 1200 pixels
+MAX_MARKS = 200  # of one kind of event
+Trace = dict[str, Any]
+
+
+class Figure(msgspec.Struct, frozen=True, kw_only=True):
+    """One plot. `xs` holds, for each way to look at it, the x of every trace (None: as it is)."""
+
+    name: str
+    title: str
+    alt: str
+    data: list[Trace]
+    layout: dict[str, Any]
+    xs: dict[str, list[Any]]
+    log_switch: bool = False
+
+
+class Axes(msgspec.Struct, frozen=True):
+    """Positions of the steps of a run on each x axis."""
+
+    steps: np.ndarray
+    seconds: np.ndarray
+    wire: np.ndarray
+
+    def at(self, index: np.ndarray) -> dict[str, Any]:
+        """Packed positions of some of the steps."""
+        return {name: packed(getattr(self, name)[index]) for name in ("steps", "seconds", "wire")}
+
+
+def packed(values: np.ndarray) -> dict[str, str]:
+    """An array in plotly's binary form; integers as int32, everything else as float32."""
+    kind = "i4" if values.dtype.kind in "iu" and values.size and values.max() < 2**31 else "f4"
+    data = np.ascontiguousarray(values.astype(f"<{kind}"))
+    return {"dtype": kind, "bdata": base64.b64encode(data.tobytes()).decode()}
+
+
+def thinned(values: np.ndarray, limit: int = MAX_POINTS) -> np.ndarray:
+    """Indices that keep the extremes of equal stretches; all of them where there are few.
+
+    A stretch without any number keeps its first index, so that the gap shows.
+    """
+    n = len(values)
+    if n <= limit:
+        return np.arange(n)
+    kept = {0, n - 1}
+    for stretch in np.array_split(np.arange(n), max(1, limit // 2)):
+        finite = stretch[np.isfinite(values[stretch])]
+        if not finite.size:
+            kept.add(int(stretch[0]))
+            continue
+        kept.add(int(finite[np.argmin(values[finite])]))
+        kept.add(int(finite[np.argmax(values[finite])]))
+    return np.array(sorted(kept))
+
+
+def smoothed(values: np.ndarray) -> np.ndarray:
+    """Exponential mean over about a fiftieth of the curve, unbiased at its start; skips NaN."""
+    span = max(1.0, len(values) / 50)
+    keep = 1 - 1 / span
+    out = np.full(len(values), np.nan)
+    mean, weight = 0.0, 0.0
+    for i, value in enumerate(values):
+        if np.isfinite(value):
+            mean = keep * mean + (1 - keep) * value
+            weight = keep * weight + (1 - keep)
+        if weight:
+            out[i] = mean / weight
+    return out
+
+
+class Plot:
+    """Gathers the traces of one figure."""
+
+    def __init__(self, axes: Axes) -> None:
+        self.axes = axes
+        self.data: list[Trace] = []
+        self.xs: dict[str, list[Any]] = {"steps": [], "seconds": [], "wire": []}
+
+    def _add(self, trace: Trace, xs: Mapping[str, Any]) -> None:
+        self.data.append(trace)
+        for name, x in xs.items():
+            self.xs[name].append(x)
+
+    def line(
+        self, label: str, values: np.ndarray, meaning: str, *, faint: bool = False, dash: int = 0
+    ) -> None:
+        """A curve over all steps."""
+        index = thinned(values)
+        trace: Trace = {
+            "type": "scatter",
+            "mode": "lines+markers" if len(index) < 3 else "lines",
+            "name": label,
+            "y": packed(values[index]),
+            "meta": meaning,
+            "line": {"width": 1 if faint else 2, "dash": ("solid", "dash", "dot")[dash // 8 % 3]},
+            "opacity": 0.35 if faint else 1,
+        }
+        self._add(trace, self.axes.at(index))
+
+    def points(self, label: str, steps: np.ndarray, values: np.ndarray, meaning: str) -> None:
+        """A curve over some steps, given by number; a dashed one where it is a baseline."""
+        index = thinned(values)
+        where = self.nearest(steps[index])
+        trace: Trace = {
+            "type": "scatter",
+            "mode": "lines" if meaning == "baseline" and len(index) > 1 else "lines+markers",
+            "name": label,
+            "y": packed(values[index]),
+            "meta": meaning,
+            "line": {"width": 2, "dash": "dash" if meaning == "baseline" else "solid"},
+            "marker": {"size": 6},
+        }
+        self._add(trace, where)
+
+    def bars(self, label: str, index: np.ndarray, values: np.ndarray, meaning: str) -> None:
+        """Bars at some of the steps."""
+        trace = {"type": "bar", "name": label, "y": packed(values), "meta": meaning}
+        self._add(trace, self.axes.at(index))
+
+    def marks(
+        self, label: str, steps: np.ndarray, texts: Sequence[str], meaning: str, symbol: str
+    ) -> None:
+        """Signs in the lane below the curves."""
+        if not len(steps):
+            return
+        if len(steps) > MAX_MARKS:
+            index = np.linspace(0, len(steps) - 1, MAX_MARKS).astype(int)
+            label = f"{label} ({MAX_MARKS} of {len(steps):,})"
+        else:
+            index = np.arange(len(steps))
+        trace = {
+            "type": "scatter",
+            "mode": "markers",
+            "name": label,
+            "y": packed(np.zeros(len(index))),
+            "yaxis": "y2",
+            "meta": meaning,
+            "marker": {"size": 9, "symbol": symbol},
+            "text": [texts[i] for i in index],
+            "hovertemplate": "%{text}<extra></extra>",
+        }
+        self._add(trace, self.nearest(steps[index]))
+
+    def nearest(self, steps: np.ndarray) -> dict[str, Any]:
+        """Positions of step numbers; those that were not logged take the last one before."""
+        known = self.axes.steps
+        if not known.size:
+            zeros = packed(np.zeros(len(steps)))
+            return {"steps": packed(steps), "seconds": zeros, "wire": zeros}
+        order = np.argsort(known, kind="stable")
+        place = np.searchsorted(known[order], steps, side="right") - 1
+        index = order[np.clip(place, 0, len(order) - 1)]
+        return {**self.axes.at(index), "steps": packed(steps)}
+
+    def figure(
+        self,
+        name: str,
+        title: str,
+        alt: str,
+        unit: str,
+        *,
+        lane: bool = False,
+        log_switch: bool = False,
+        from_zero: bool = False,
+    ) -> Figure:
+        """The figure of what was gathered."""
+        layout: dict[str, Any] = {
+            "margin": {"l": 52, "r": 12, "t": 8, "b": 40},
+            "hovermode": "x unified",
+            "showlegend": len(self.data) > 1,
+            "legend": {"orientation": "h", "y": 1.02, "yanchor": "bottom", "x": 0},
+            "xaxis": {"zeroline": False},
+            "yaxis": {"title": {"text": unit}, "zeroline": False},
+        }
+        if from_zero:
+            layout["yaxis"]["rangemode"] = "tozero"
+        if lane and any(trace.get("yaxis") == "y2" for trace in self.data):
+            layout["yaxis"]["domain"] = [0.1, 1]
+            layout["yaxis2"] = {
+                "domain": [0, 0.07],
+                "range": [-1, 1],
+                "visible": False,
+                "fixedrange": True,
+            }
+            layout["xaxis"]["anchor"] = "y2"
+        return Figure(
+            name=name,
+            title=title,
+            alt=alt,
+            data=self.data,
+            layout=layout,
+            xs=self.xs,
+            log_switch=log_switch,
+        )
