@@ -26,9 +26,13 @@ class LayerTimes(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CollectiveTimes(msgspec.Struct, frozen=True, kw_only=True):
-    """Seconds of one collective over `n_devices` against the bytes of the full tensor; sorted."""
+    """Seconds of one collective over `n_devices` against the bytes of the full tensor; sorted.
+
+    The group spreads over `n_hosts` hosts.
+    """
 
     n_devices: int
+    n_hosts: int = 1
     size_bytes: tuple[int, ...]
     seconds: tuple[float, ...]
 
@@ -39,6 +43,7 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True):
     `optimizer_s_per_byte` is seconds of the update per byte of float32 master parameters;
     `matmul_flops` the best measured (or the assumed peak) matrix-product rate of one device;
     `overlap` the share of a gradient reduction that hides behind the backward pass, 0 to 1;
+    `sharded_overlap` the same of gathers and reduce-scatters of sharded layers (unset: the same);
     `context_bytes` what a process holds before any tensor. `assumed` is true if any number was
     not measured. `inputs_hash` covers graph, cluster, precision.
     """
@@ -55,3 +60,4 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True):
     hardware: str
     versions: Mapping[str, str]
     inputs_hash: str
+    sharded_overlap: float | None = None

@@ -1,0 +1,146 @@
+"""Times between and beyond what a profile holds.
+
+Microbatches and sizes: straight lines between measured points (made monotone, so noise never
+makes more work cheaper), the last slope beyond them. Group sizes: the ring formula from the
+nearest measured one.
+"""
+
+from __future__ import annotations
+
+import bisect
+import math
+from collections.abc import Mapping, Sequence
+from itertools import accumulate, pairwise
+
+from .record import Collective, CollectiveTimes, LayerTimes, Profile
+
+_ROUNDS: Mapping[Collective, int] = {"all_reduce": 2, "all_gather": 1, "reduce_scatter": 1}
+
+
+class Curve:
+    """Seconds against a size: monotone, never negative, 0 at 0."""
+
+    def __init__(self, sizes: Sequence[float], seconds: Sequence[float]) -> None:
+        assert len(sizes) == len(seconds) > 0, "a curve has a point"
+        assert all(low < high for low, high in pairwise(sizes)), "sorted"
+        self._sizes = list(sizes)
+        self._seconds = list(accumulate((max(0.0, value) for value in seconds), max))
+        self._slope = self._last_slope()
+
+    def __call__(self, size: float) -> float:
+        """Seconds at a size.
+
+        >>> Curve((1, 2, 4), (1.0, 2.0, 3.0))(3), Curve((1, 2), (1.0, 1.5))(4)
+        (2.5, 2.5)
+        """
+        sizes, seconds = self._sizes, self._seconds
+        if size <= 0:
+            return 0.0
+        if size >= sizes[-1]:
+            return seconds[-1] + self._slope * (size - sizes[-1])
+        if size <= sizes[0]:
+            return seconds[0]
+        right = bisect.bisect_right(sizes, size)
+        left = right - 1
+        share = (size - sizes[left]) / (sizes[right] - sizes[left])
+        return seconds[left] + share * (seconds[right] - seconds[left])
+
+    @property
+    def least_s(self) -> float:
+        """Seconds of the smallest measured size: the start-up cost and little else."""
+        return self._seconds[0]
+
+    def _last_slope(self) -> float:
+        """Of the last two points; from the origin where those are one, or level by noise."""
+        if len(self._sizes) > 1:
+            rise = self._seconds[-1] - self._seconds[-2]
+            if rise > 0:
+                return rise / (self._sizes[-1] - self._sizes[-2])
+        return self._seconds[-1] / self._sizes[-1]
+
+
+class Fit:
+    """Fitted costs of a profile; remembers nothing but the curves."""
+
+    def __init__(self, profile: Profile) -> None:
+        self.profile = profile
+        self._forward = {
+            kind: Curve(times.microbatch, times.forward_s) for kind, times in profile.layers.items()
+        }
+        self._backward = {
+            kind: Curve(times.microbatch, times.backward_s)
+            for kind, times in profile.layers.items()
+        }
+        self._collectives = {
+            op: [(entry, Curve(entry.size_bytes, entry.seconds)) for entry in entries]
+            for op, entries in profile.collectives.items()
+        }
+
+    def times(self, kind: str) -> LayerTimes:
+        """The record of a layer kind; KeyError if the profile has none."""
+        return self.profile.layers[kind]
+
+    def forward_s(self, kind: str, microbatch: int) -> float:
+        """Seconds of a layer kind's forward pass over so many samples."""
+        return self._forward[kind](microbatch)
+
+    def backward_s(self, kind: str, microbatch: int) -> float:
+        """Seconds of its backward pass, recomputation apart."""
+        return self._backward[kind](microbatch)
+
+    def recompute_s(self, kind: str, microbatch: int) -> float:
+        """Seconds that recomputing adds to the backward pass: one more forward pass."""
+        return self.forward_s(kind, microbatch)
+
+    def collective_s(
+        self, op: Collective, n_devices: int, size_bytes: float, n_hosts: int = 1
+    ) -> float:
+        """Seconds of a collective whose full tensor has `size_bytes`; 0 for a lone device.
+
+        `n_hosts` is over how many hosts the group spreads. KeyError if the profile holds no group
+        at all for it.
+        """
+        if n_devices <= 1 or size_bytes <= 0:
+            return 0.0
+        entries = self._collectives[op]
+        if not entries:
+            raise KeyError(op)
+        entry, curve = min(entries, key=lambda pair: _distance(pair[0], n_devices, n_hosts))
+        if entry.n_devices == n_devices:
+            return curve(size_bytes)
+        start_s = curve.least_s
+        moved_s = curve(size_bytes) - start_s
+        return start_s * _steps(op, n_devices) / _steps(op, entry.n_devices) + moved_s * (
+            _share(n_devices) / _share(entry.n_devices)
+        )
+
+
+def _distance(entry: CollectiveTimes, n_devices: int, n_hosts: int) -> tuple[float, float, int]:
+    """The same number of hosts first, then the nearest size; the larger group of two equals."""
+    return (
+        abs(math.log(entry.n_hosts / n_hosts)),
+        abs(math.log(entry.n_devices / n_devices)),
+        -entry.n_devices,
+    )
+
+
+def _steps(op: Collective, n_devices: int) -> int:
+    """Messages one after another in a ring; each pays the start-up seconds."""
+    return _ROUNDS[op] * (n_devices - 1)
+
+
+def _share(n_devices: int) -> float:
+    """Part of the full tensor that a ring moves over each link, in each round."""
+    return (n_devices - 1) / n_devices
+
+
+def ring_s(
+    op: Collective, n_devices: int, size_bytes: float, latency_s: float, bandwidth_bytes_s: float
+) -> float:
+    """Seconds of a ring collective. Source: Patarasuk and Yuan 2009, section 3.
+
+    >>> ring_s("all_reduce", 4, 4e9, 0.0, 1e9)
+    6.0
+    """
+    moved_s = _ROUNDS[op] * _share(n_devices) * size_bytes / bandwidth_bytes_s
+    return _steps(op, n_devices) * latency_s + moved_s

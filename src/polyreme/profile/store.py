@@ -1,0 +1,141 @@
+"""Profile files, what makes one stale, and where they are kept between runs."""
+
+from __future__ import annotations
+
+import hashlib
+import platform
+from collections.abc import Mapping
+from pathlib import Path
+
+import msgspec
+
+from .. import __version__
+from ..cluster.types import Cluster
+from ..errors import ConfigError, Violation
+from ..graph.layer import LayerGraph
+from .record import Profile
+
+
+def inputs_hash(graph: LayerGraph, cluster: Cluster, precision: str) -> str:
+    """What a profile depends on, as one word: graph, cluster, precision."""
+    payload = msgspec.json.encode((graph.fingerprint, cluster, precision))
+    return hashlib.sha256(payload).hexdigest()[:16]
+
+
+def versions() -> dict[str, str]:
+    """Versions whose change makes times stale."""
+    import torch
+
+    return {
+        "polyreme": __version__,
+        "python": platform.python_version(),
+        "torch": str(torch.__version__),
+    }
+
+
+def save(profile: Profile, path: Path) -> None:
+    """Write a profile as JSON, replacing the file at once."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(path.name + ".partial")
+    partial.write_bytes(msgspec.json.format(msgspec.json.encode(profile), indent=1) + b"\n")
+    partial.replace(path)
+
+
+def load(path: Path) -> Profile:
+    """Read a profile file.
+
+    Raises:
+        ConfigError: the file is missing, is no JSON or breaks the format; names the place.
+    """
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise ConfigError([_broken(path, None, f"cannot be read ({reason})")]) from error
+    try:
+        profile = msgspec.json.decode(data, type=Profile)
+    except msgspec.ValidationError as error:
+        rule, _, place = str(error).partition(" - at ")
+        where = place.strip("`").removeprefix("$.")
+        raise ConfigError([_broken(path, where or None, f"breaks the format: {rule}")]) from error
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise ConfigError([_broken(path, None, f"is no profile: {error}")]) from error
+    violations = [_broken(path, where, rule) for where, rule in _faults(profile)]
+    if violations:
+        raise ConfigError(violations)
+    return profile
+
+
+def valid(profile: Profile, inputs: str, hardware: str, versions: Mapping[str, str]) -> list[str]:
+    """Why a profile must not be used here, one reason an input that differs; empty: it may.
+
+    `inputs` is the `inputs_hash` wanted. Of an assumed profile
+    only polyreme's own version counts.
+    """
+    reasons = []
+    if profile.inputs_hash != inputs:
+        reasons.append(
+            f"inputs: made for {profile.inputs_hash}, wanted {inputs} "
+            "(model, sequence length, cluster or precision changed)"
+        )
+    if profile.hardware != hardware:
+        reasons.append(f"hardware: made on {profile.hardware}, this is {hardware}")
+    for name in sorted({*profile.versions, *versions}):
+        before, now = profile.versions.get(name, "absent"), versions.get(name, "absent")
+        if before != now and (name == "polyreme" or not profile.assumed):
+            reasons.append(f"{name}: made with {before}, this is {now}")
+    return reasons
+
+
+def cache_folder(environment: Mapping[str, str]) -> Path:
+    """Where profiles are kept between runs, from the user's environment."""
+    base = environment.get("XDG_CACHE_HOME", "")
+    if not Path(base).is_absolute():
+        base = str(Path(environment.get("HOME") or Path.home()) / ".cache")
+    return Path(base) / "polyreme"
+
+
+def cache_path(folder: Path, inputs: str) -> Path:
+    """The kept profile for an `inputs_hash`; it need not exist."""
+    return folder / f"profile-{inputs}.json"
+
+
+def cached(folder: Path, inputs: str, hardware: str, versions: Mapping[str, str]) -> Profile | None:
+    """The kept profile if it may still be used; None if there is none, or it is stale or broken."""
+    try:
+        profile = load(cache_path(folder, inputs))
+    except ConfigError:
+        return None
+    return None if valid(profile, inputs, hardware, versions) else profile
+
+
+def _faults(profile: Profile) -> list[tuple[str, str]]:
+    """What the format allows and no profile holds."""
+    curves = [
+        (f"layers.{kind}.{name}", times.microbatch, seconds)
+        for kind, times in profile.layers.items()
+        for name, seconds in (("forward_s", times.forward_s), ("backward_s", times.backward_s))
+    ]
+    curves += [
+        (f"collectives.{op}[{index}].seconds", entry.size_bytes, entry.seconds)
+        for op, entries in profile.collectives.items()
+        for index, entry in enumerate(entries)
+    ]
+    faults = []
+    for path, sizes, seconds in curves:
+        if not sizes or len(sizes) != len(seconds):
+            faults.append((path, "does not have one time for each size"))
+        elif list(sizes) != sorted(set(sizes)) or sizes[0] < 1:
+            faults.append((path, "has sizes that do not rise from 1"))
+        elif not all(0 <= value < float("inf") for value in seconds):
+            faults.append((path, "has times that are no seconds"))
+    return faults
+
+
+def _broken(path: Path, where: str | None, rule: str) -> Violation:
+    return Violation(
+        path="profile" if where is None else f"profile.{where}",
+        value=str(path),
+        rule=rule,
+        legal="a profile.json as `polyreme profile` writes it",
+    )

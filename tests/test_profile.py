@@ -1,0 +1,407 @@
+"""Fits, assumed profiles, saved bytes and the profile store."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import msgspec
+import pytest
+import torch
+from torch import nn
+
+from polyreme.cluster.file import read, write
+from polyreme.cluster.parse import parse, parse_preset
+from polyreme.errors import ConfigError
+from polyreme.graph.layer import Layer, LayerGraph
+from polyreme.profile.assume import MATMUL_SHARE, assume, group_shapes
+from polyreme.profile.fit import Curve, Fit, ring_s
+from polyreme.profile.record import CollectiveTimes, LayerTimes, Profile
+from polyreme.profile.saved import saved_bytes
+from polyreme.profile.store import (
+    cache_folder,
+    cache_path,
+    cached,
+    inputs_hash,
+    load,
+    save,
+    valid,
+    versions,
+)
+from polyreme.sample import TensorSpec
+
+WIDTH = 8
+MODULES = {
+    "linear": lambda: nn.Linear(WIDTH, WIDTH),
+    "relu": nn.ReLU,
+    "linear-relu": lambda: nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.ReLU()),
+    "dropout": lambda: nn.Dropout(0.5),
+    "attention": lambda: Attention(),
+    "pass": nn.Identity,
+}
+
+
+class Attention(nn.Module):
+    """Four heads of 8 channels over 64 positions; query, key and value are one scaled tensor."""
+
+    def __init__(self):
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(1))
+
+    def forward(self, x):
+        heads = (self.scale * x).reshape(x.shape[0], 64, 4, 8).transpose(1, 2)
+        out = nn.functional.scaled_dot_product_attention(heads, heads, heads, is_causal=True)
+        return out.transpose(1, 2).reshape(x.shape)
+
+
+class Modules:
+    """Builds the kinds of `MODULES`; weights from the layer's name."""
+
+    def build(self, layer):
+        with torch.device("meta"):
+            return MODULES[layer.kind]()
+
+    def initialise(self, layer, module, seed):
+        generator = torch.Generator().manual_seed(seed + sum(map(ord, layer.name)))
+        for weight in module.parameters():
+            weight.data.copy_(torch.randn(weight.shape, generator=generator))
+
+
+def tiny_graph(*kinds: str, shape: tuple[int, ...] = (WIDTH,)) -> LayerGraph:
+    """A chain of these kinds over samples of one shape; the last one's output is the logits."""
+    layers = []
+    source = "batch:features"
+    for index, kind in enumerate(kinds):
+        with torch.device("meta"):
+            module = MODULES[kind]()
+        params = {name: f"{index}.{name}" for name, _ in module.named_parameters()}
+        layers.append(
+            Layer(
+                name=f"layer.{index}",
+                kind=kind,
+                inputs=(source,),
+                outputs={"out": TensorSpec(shape)},
+                params=params,
+                param_count=sum(weight.numel() for weight in module.parameters()),
+                flops=2.0 * WIDTH * math.prod(shape) if kind.startswith("linear") else 0.0,
+            )
+        )
+        source = f"layer.{index}.out"
+    return LayerGraph(
+        name="tiny",
+        layers=tuple(layers),
+        inputs={"features": TensorSpec(shape)},
+        output=source,
+        builder=Modules(),
+    )
+
+
+def profile_of(**changes) -> Profile:
+    """A profile with one kind and no group, changed."""
+    times = LayerTimes(
+        microbatch=(1, 2, 4),
+        forward_s=(1.0, 2.0, 3.0),
+        backward_s=(2.0, 3.0, 7.0),
+        saved_bytes_per_sample=10,
+        recompute_bytes_per_sample=4,
+    )
+    fields = {
+        "layers": {"linear": times},
+        "collectives": {},
+        "optimizer_s_per_byte": 1e-9,
+        "matmul_flops": 1e12,
+        "overlap": 0.5,
+        "context_bytes": 0,
+        "precision": "fp32",
+        "assumed": False,
+        "date": "2026-01-01T00:00:00+00:00",
+        "hardware": "2 x CPU",
+        "versions": {"polyreme": "1", "torch": "2"},
+        "inputs_hash": "aa",
+    }
+    return Profile(**(fields | changes))
+
+
+# Fits
+
+
+def test_a_fit_passes_through_what_was_measured_and_between_it() -> None:
+    fit = Fit(profile_of())
+    assert [fit.forward_s("linear", n) for n in (1, 2, 4)] == [1.0, 2.0, 3.0]
+    assert fit.forward_s("linear", 3) == 2.5
+    assert fit.backward_s("linear", 3) == 5.0
+    assert fit.recompute_s("linear", 4) == 3.0
+
+
+def test_beyond_the_last_size_the_last_slope_goes_on() -> None:
+    assert Fit(profile_of()).backward_s("linear", 10) == 7.0 + 6 * 2.0
+
+
+def test_noise_never_makes_more_work_cheaper() -> None:
+    curve = Curve((1, 2, 4, 8), (3.0, 1.0, 5.0, 4.0))
+    seconds = [curve(size / 4) for size in range(1, 200)]
+    assert seconds == sorted(seconds)
+    assert curve(1000) > curve(8)
+
+
+@pytest.mark.parametrize("seconds", [(0.0,), (2.0,), (-1.0, -2.0), (0.0, 0.0)])
+def test_edges_of_a_curve_are_never_negative(seconds) -> None:
+    curve = Curve(tuple(range(1, len(seconds) + 1)), seconds)
+    assert curve(0) == 0.0
+    assert all(curve(size) >= 0.0 for size in (1, 2, 100))
+
+
+def test_one_measured_size_scales_in_proportion_above_it() -> None:
+    assert Curve((4,), (2.0,))(8) == 4.0
+    assert Curve((4,), (2.0,))(1) == 2.0
+
+
+def _ring_profile(n_devices: int, n_hosts: int = 1, latency_s: float = 1e-4) -> Profile:
+    sizes = (1, 10**6, 10**8)
+    return profile_of(
+        collectives={
+            "all_reduce": (
+                CollectiveTimes(
+                    n_devices=n_devices,
+                    n_hosts=n_hosts,
+                    size_bytes=sizes,
+                    seconds=tuple(
+                        ring_s("all_reduce", n_devices, size, latency_s, 1e9) for size in sizes
+                    ),
+                ),
+            )
+        }
+    )
+
+
+@pytest.mark.parametrize("n_devices", [2, 3, 8, 64])
+def test_unseen_group_sizes_follow_the_ring_formula(n_devices) -> None:
+    fit = Fit(_ring_profile(4))
+    expected = ring_s("all_reduce", n_devices, 3e7, 1e-4, 1e9)
+    assert fit.collective_s("all_reduce", n_devices, 3e7) == pytest.approx(expected, rel=1e-6)
+
+
+def test_nothing_to_send_or_nobody_to_send_to_is_free() -> None:
+    fit = Fit(_ring_profile(4))
+    assert fit.collective_s("all_reduce", 1, 10**9) == 0.0
+    assert fit.collective_s("all_reduce", 4, 0) == 0.0
+    assert Fit(profile_of()).collective_s("all_gather", 1, 5) == 0.0
+
+
+def test_a_group_over_hosts_is_not_priced_by_one_inside_a_host() -> None:
+    inside = _ring_profile(8).collectives["all_reduce"][0]
+    across = msgspec.structs.replace(
+        inside, n_hosts=2, seconds=tuple(10 * value for value in inside.seconds)
+    )
+    fit = Fit(profile_of(collectives={"all_reduce": (inside, across)}))
+    assert fit.collective_s("all_reduce", 8, 10**6, 2) == across.seconds[1]
+    assert fit.collective_s("all_reduce", 8, 10**6) == inside.seconds[1]
+
+
+# Saved bytes
+
+
+@pytest.mark.parametrize(("precision", "width"), [("fp32", 4), ("bf16", 2), ("fp64", 8)])
+def test_a_linear_layer_saves_its_input_and_no_weight(precision, width) -> None:
+    saved = saved_bytes(tiny_graph("linear", "linear"), precision)["linear"]
+    assert saved.saved == saved.recompute == WIDTH * width
+
+
+def test_a_tensor_saved_by_two_layers_is_counted_once() -> None:
+    graph = tiny_graph("linear", "relu", "linear")
+    saved = saved_bytes(graph, "fp32")
+    total = sum(saved[layer.kind].saved for layer in graph.layers)
+    assert total == 2 * WIDTH * 4  # the batch, and the relu's output that is the next one's input
+    assert total == _measured_saved(graph)
+
+
+@pytest.mark.parametrize(
+    "kinds",
+    [("linear-relu", "linear"), ("linear", "pass", "linear"), ("dropout", "linear", "dropout")],
+)
+def test_saved_bytes_are_what_autograd_keeps_in_a_real_pass(kinds) -> None:
+    graph = tiny_graph(*kinds)
+    saved = saved_bytes(graph, "fp32")
+    assert sum(saved[layer.kind].saved for layer in graph.layers) == _measured_saved(graph)
+
+
+def _measured_saved(graph: LayerGraph) -> int:
+    """Bytes a sample that autograd keeps in one real pass over 5 samples."""
+    kept = {}
+    weights = set()
+
+    def keep(tensor):
+        kept[tensor.untyped_storage()._cdata] = tensor
+        return tensor
+
+    value = torch.randn(5, *graph.inputs["features"].shape)
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        for layer in graph.layers:
+            module = graph.build(layer.name).to_empty(device="cpu")
+            weights |= {weight.untyped_storage()._cdata for weight in module.parameters()}
+            value = module(value.requires_grad_(layer.name != graph.layers[0].name))
+    nbytes = sum(
+        tensor.untyped_storage().nbytes() for key, tensor in kept.items() if key not in weights
+    )
+    assert nbytes % 5 == 0
+    return nbytes // 5
+
+
+def test_attention_does_not_save_the_square_matrix() -> None:
+    graph = tiny_graph("attention", "attention", "attention", shape=(64 * 32,))
+    saved = saved_bytes(graph, "fp32")["attention"].saved
+    assert 3 * saved == pytest.approx(_measured_saved(graph), abs=3)
+    assert saved < 4 * 64 * 64 * 4
+
+
+# Assumed profiles
+
+
+def test_an_assumed_profile_says_so_and_names_its_hardware() -> None:
+    profile = assume(tiny_graph("linear"), parse_preset("2x8xH100"), "bf16")
+    assert profile.assumed
+    assert profile.hardware == "16 x H100 on 2 hosts"
+    assert profile.matmul_flops == 989.4e12
+
+
+def test_large_products_take_their_share_of_the_dense_peak() -> None:
+    graph = tiny_graph("linear")
+    heavy = LayerGraph(
+        name="heavy",
+        layers=(msgspec.structs.replace(graph.layers[0], flops=1e15),),
+        inputs=graph.inputs,
+        output=graph.output,
+        builder=Modules(),
+    )
+    fit = Fit(assume(heavy, parse_preset("1xH200"), "bf16"))
+    assert fit.forward_s("linear", 4) == pytest.approx(4e15 / (989.5e12 * MATMUL_SHARE))
+    assert fit.backward_s("linear", 4) == pytest.approx(2 * fit.forward_s("linear", 4))
+
+
+def test_an_unknown_peak_is_named_and_never_guessed() -> None:
+    with pytest.raises(ConfigError) as caught:
+        assume(tiny_graph("linear"), parse_preset("8xV100"), "bf16")
+    (violation,) = caught.value.violations
+    assert violation.path == "cluster.device_types.V100.peak_flops.bf16"
+    assert "fp16" in violation.legal
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "fp64"])
+def test_a_processor_has_a_stated_default(precision) -> None:
+    assert assume(tiny_graph("linear"), parse_preset("2xCPU"), precision).assumed
+
+
+def test_the_slowest_device_type_counts(tmp_path: Path) -> None:
+    mixed = tmp_path / "mixed.toml"
+    mixed.write_text(
+        '[device_types.fast]\npreset = "H100"\n[device_types.slow]\npreset = "A100"\n'
+        '[[hosts]]\ndevice_type = "fast"\ndevices = 8\n'
+        '[[hosts]]\ndevice_type = "slow"\ndevices = 8\n'
+        '[intra]\nbandwidth = "300 GB/s"\n[inter]\nbandwidth = "200 Gbit/s"\n'
+    )
+    assert assume(tiny_graph("linear"), read(mixed), "bf16").matmul_flops == 312e12
+
+
+def test_every_even_group_has_times_and_slow_links_cost_more() -> None:
+    cluster = parse_preset("2x4xH100")
+    assert group_shapes(cluster) == [(2, 1), (2, 2), (4, 1), (4, 2), (8, 2)]
+    fit = Fit(assume(tiny_graph("linear"), cluster, "bf16"))
+    inside = fit.collective_s("all_reduce", 2, 10**9)
+    across = fit.collective_s("all_reduce", 2, 10**9, 2)
+    assert across == pytest.approx(inside * 450 / 50, rel=1e-2)
+    assert fit.collective_s("all_gather", 8, 10**9, 2) < fit.collective_s("all_reduce", 8, 10**9, 2)
+
+
+def test_one_device_needs_no_collectives() -> None:
+    profile = assume(tiny_graph("linear"), parse_preset("1xA100"), "fp32")
+    assert Fit(profile).collective_s("all_reduce", 1, 10**6) == 0.0
+
+
+# Store
+
+
+def test_a_profile_survives_its_file(tmp_path: Path) -> None:
+    profile = assume(tiny_graph("linear", "relu"), parse_preset("2x2xA100"), "bf16")
+    save(profile, tmp_path / "deep" / "profile.json")
+    assert load(tmp_path / "deep" / "profile.json") == profile
+
+
+def test_a_valid_profile_is_reused_and_a_stale_one_says_what_differs(tmp_path: Path) -> None:
+    profile = profile_of()
+    good = ("aa", "2 x CPU", {"polyreme": "1", "torch": "2"})
+    assert valid(profile, *good) == []
+    assert "bb" in valid(profile, "bb", *good[1:])[0]
+    assert "4 x CPU" in valid(profile, "aa", "4 x CPU", good[2])[0]
+    assert valid(profile, "aa", "2 x CPU", {"polyreme": "1", "torch": "3"}) == [
+        "torch: made with 2, this is 3"
+    ]
+    assert len(valid(profile, "bb", "other", {})) == 4
+    save(profile, cache_path(tmp_path, "aa"))
+    assert cached(tmp_path, *good) == profile
+    assert cached(tmp_path, "aa", "4 x CPU", good[2]) is None
+    assert cached(tmp_path, "bb", *good[1:]) is None
+
+
+def test_the_hash_changes_with_each_input() -> None:
+    graph, other = tiny_graph("linear"), tiny_graph("linear", "linear")
+    cluster = parse("preset:2xH100")
+    hashes = {
+        inputs_hash(graph, cluster, "bf16"),
+        inputs_hash(other, cluster, "bf16"),
+        inputs_hash(graph, parse("preset:4xH100"), "bf16"),
+        inputs_hash(graph, cluster, "fp32"),
+    }
+    assert len(hashes) == 4
+    assert inputs_hash(tiny_graph("linear"), parse("preset:2xH100"), "bf16") in hashes
+
+
+def test_a_cluster_from_its_file_hashes_like_the_original(tmp_path: Path) -> None:
+    cluster = parse("preset:2x4xTitan Xp")
+    write(cluster, tmp_path / "cluster.toml")
+    graph = tiny_graph("linear")
+    assert inputs_hash(graph, read(tmp_path / "cluster.toml"), "fp32") == inputs_hash(
+        graph, cluster, "fp32"
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "place"),
+    [
+        ("{", "profile"),
+        ("", "profile"),
+        ('{"layers": 3}', "profile.layers"),
+        ("\xff", "profile"),
+    ],
+)
+def test_a_broken_file_is_named(tmp_path: Path, text, place) -> None:
+    file = tmp_path / "profile.json"
+    file.write_text(text, encoding="latin-1")
+    with pytest.raises(ConfigError) as caught:
+        load(file)
+    assert caught.value.violations[0].path == place
+    with pytest.raises(ConfigError):
+        load(tmp_path / "absent.json")
+
+
+def test_times_that_are_no_curve_are_refused(tmp_path: Path) -> None:
+    times = profile_of().layers["linear"]
+    wrong = {
+        "short": msgspec.structs.replace(times, forward_s=(1.0,)),
+        "unsorted": msgspec.structs.replace(times, microbatch=(1, 4, 2)),
+        "negative": msgspec.structs.replace(times, backward_s=(1.0, -1.0, 2.0)),
+    }
+    file = tmp_path / "profile.json"
+    file.write_bytes(msgspec.json.encode(profile_of(layers=wrong)))
+    with pytest.raises(ConfigError) as caught:
+        load(file)
+    assert {violation.path.split(".")[2] for violation in caught.value.violations} == set(wrong)
+
+
+def test_the_cache_follows_the_users_environment() -> None:
+    assert cache_folder({"XDG_CACHE_HOME": "/x", "HOME": "/h"}) == Path("/x/polyreme")
+    assert cache_folder({"HOME": "/h"}) == Path("/h/.cache/polyreme")
+    assert cache_folder({"XDG_CACHE_HOME": "relative", "HOME": "/h"}) == Path("/h/.cache/polyreme")
+
+
+def test_versions_hold_what_times_depend_on() -> None:
+    assert set(versions()) == {"polyreme", "python", "torch"}
