@@ -11,7 +11,13 @@ from .topology import AllReduce, Topology
 
 
 class DataParallel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Rule, and when and with whom replicas exchange."""
+    """Rule, and when and with whom replicas exchange.
+
+    Attributes:
+        rule: How a gradient becomes an update.
+        sync: When replicas exchange.
+        topology: With whom they exchange.
+    """
 
     rule: Rule = AdamW()
     sync: Sync = EveryStep()

@@ -16,7 +16,11 @@ def _warmed(step: int, warmup: int) -> float:
 
 
 class Constant(msgspec.Struct, frozen=True, kw_only=True, tag="constant", tag_field="kind"):
-    """Linear warm-up over `warmup` steps, then 1."""
+    """Linear warm-up, then 1.
+
+    Attributes:
+        warmup: Steps over which the rate rises.
+    """
 
     warmup: _Count = 0
 
@@ -26,7 +30,12 @@ class Constant(msgspec.Struct, frozen=True, kw_only=True, tag="constant", tag_fi
 
 
 class Linear(msgspec.Struct, frozen=True, kw_only=True, tag="linear", tag_field="kind"):
-    """Linear warm-up, then a straight line to `final` (a share of the rate) at the last step."""
+    """Linear warm-up, then a straight line down to the last step.
+
+    Attributes:
+        warmup: Steps over which the rate rises.
+        final: Share of the rate that is left at the last step.
+    """
 
     warmup: _Count = 0
     final: _Share = 0.0
@@ -37,7 +46,12 @@ class Linear(msgspec.Struct, frozen=True, kw_only=True, tag="linear", tag_field=
 
 
 class Cosine(msgspec.Struct, frozen=True, kw_only=True, tag="cosine", tag_field="kind"):
-    """Linear warm-up, then half a cosine to `final`. Source: Loshchilov and Hutter 2017, eq. 5."""
+    """Linear warm-up, then half a cosine. Source: Loshchilov and Hutter 2017, eq. 5.
+
+    Attributes:
+        warmup: Steps over which the rate rises.
+        final: Share of the rate that is left at the last step.
+    """
 
     warmup: _Count = 0
     final: _Share = 0.0

@@ -17,6 +17,12 @@ class SGD(msgspec.Struct, frozen=True, kw_only=True, tag="SGD", tag_field="kind"
     """SGD with (Nesterov) momentum and coupled weight decay.
 
     Source: Robbins and Monro 1951; Polyak 1964; Nesterov 1983; as in torch.optim.SGD.
+
+    Attributes:
+        lr: Learning rate, before the schedule.
+        momentum: Share of the last update that is kept; 0 keeps none and no state.
+        nesterov: Whether the gradient is taken as if one momentum step ahead.
+        weight_decay: Added to the gradient, times the weights.
     """
 
     lr: Annotated[float, msgspec.Meta(gt=0)] = 0.1
