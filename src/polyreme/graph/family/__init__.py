@@ -1,0 +1,1 @@
+"""How each family of transformers models is cut: one file where call signatures differ."""

@@ -1,0 +1,202 @@
+"""Decoder-only models with rotary positions: Llama, Qwen 2 and 3, Mistral, Gemma 1 to 3, Phi.
+
+Axes: B samples, T tokens, D hidden, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+
+from ...errors import Violation
+from ...sample import SampleSpec
+from ..parts import Part
+from ..skeleton import Skeleton
+
+READS = ("input_ids",)
+
+
+class Embed(nn.Module):
+    """Token ids [B, T] to hidden [B, T, D]."""
+
+    def __init__(self, embed_tokens: nn.Module, dropout: nn.Module | None) -> None:
+        super().__init__()
+        self.embed_tokens = embed_tokens
+        self.dropout = dropout
+
+    def forward(self, input_ids: torch.Tensor) -> torch.Tensor:
+        """Embed."""
+        hidden_BTD = self.embed_tokens(input_ids)
+        return hidden_BTD if self.dropout is None else self.dropout(hidden_BTD)
+
+
+class Rotary(nn.Module):
+    """Cosines and sines of positions, from the model's own module.
+
+    Its frequencies stay float32 when the model is cast: in bfloat16 they would be wrong from
+    the 256th position on.
+    """
+
+    def __init__(self, rotary: nn.Module, layer_type: str | None) -> None:
+        super().__init__()
+        self.rotary = rotary
+        self.layer_type = layer_type
+
+    def _apply(self, fn: Callable[..., Any], recurse: bool = True) -> Rotary:
+        dtypes = {name: buffer.dtype for name, buffer in self.rotary.named_buffers()}
+        values = {name: buffer.clone() for name, buffer in self.rotary.named_buffers()}
+        super()._apply(fn, recurse)
+        for name, buffer in list(self.rotary.named_buffers()):
+            if buffer.dtype != dtypes[name]:
+                kept = values[name]
+                moved = torch.empty_like(kept, device=buffer.device)
+                setattr(self.rotary, name, moved if kept.is_meta else moved.copy_(kept))
+        return self
+
+    def forward(self, hidden_BTD: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Tables [1, T, head] for every sample."""
+        positions = torch.arange(hidden_BTD.shape[1], device=hidden_BTD.device)[None]
+        if self.layer_type is None:
+            return self.rotary(hidden_BTD, position_ids=positions)
+        return self.rotary(hidden_BTD, positions, self.layer_type)
+
+
+class Block(nn.Module):
+    """One decoder block on hidden [B, T, D]."""
+
+    def __init__(
+        self, block: nn.Module, rotary: Rotary | None, window: int | None, attention: str
+    ) -> None:
+        super().__init__()
+        self.block = block
+        self.rotary = rotary
+        self.window = window
+        self.attention = attention
+
+    def forward(self, hidden_BTD: torch.Tensor) -> torch.Tensor:
+        """Attend to what came before, then transform."""
+        mask = causal_mask(hidden_BTD, self.window, self.attention)
+        if self.rotary is None:
+            out = self.block(hidden_BTD, attention_mask=mask)
+        else:
+            tables = self.rotary(hidden_BTD)
+            out = self.block(hidden_BTD, attention_mask=mask, position_embeddings=tables)
+        return out[0] if isinstance(out, tuple) else out
+
+
+class Head(nn.Module):
+    """Hidden [B, T, D] to logits [B, T, V], through the final norm."""
+
+    def __init__(self, norm: nn.Module, lm_head: nn.Module, softcap: float | None) -> None:
+        super().__init__()
+        self.norm = norm
+        self.lm_head = lm_head
+        self.softcap = softcap
+
+    def forward(self, hidden_BTD: torch.Tensor) -> torch.Tensor:
+        """Score every token."""
+        logits_BTV = self.lm_head(self.norm(hidden_BTD))
+        if self.softcap is None:
+            return logits_BTV
+        return torch.tanh(logits_BTV / self.softcap) * self.softcap
+
+
+def causal_mask(
+    hidden_BTD: torch.Tensor, window: int | None, attention: str
+) -> torch.Tensor | None:
+    """None where the fused attention's own causal path does, else a mask [1, 1, T, T].
+
+    Boolean (true: seen) for the fused attention, additive otherwise.
+    """
+    n_tokens = hidden_BTD.shape[1]
+    if attention == "sdpa" and (window is None or window >= n_tokens):
+        return None
+    position = torch.arange(n_tokens, device=hidden_BTD.device)
+    distance = position[:, None] - position[None, :]
+    seen = (distance >= 0) & (distance < (window or n_tokens))
+    if attention == "sdpa":
+        return seen[None, None]
+    low = torch.finfo(hidden_BTD.dtype).min
+    blank = torch.zeros(seen.shape, dtype=hidden_BTD.dtype, device=seen.device)
+    return blank.masked_fill(~seen, low)[None, None]
+
+
+def check(skeleton: Skeleton, _sample: SampleSpec) -> list[Violation]:
+    """Only causal models are cut so."""
+    if getattr(skeleton.config, "use_bidirectional_attention", False):
+        path = "model.config.use_bidirectional_attention"
+        rule = "is not causal, and the task is"
+        return [Violation(path=path, value=True, rule=rule, legal="false")]
+    return []
+
+
+def cut(skeleton: Skeleton, sample: SampleSpec) -> list[Part]:
+    """Embed, blocks, head (with the final norm)."""
+    config = skeleton.config
+    n_tokens = sample.fields["input_ids"].shape[0]
+    norm = "final_layernorm" if config.model_type == "phi" else "norm"
+
+    def embed() -> nn.Module:
+        model = skeleton.part("model")
+        return Embed(model.embed_tokens, getattr(model, "embed_dropout", None))
+
+    def head() -> nn.Module:
+        model = skeleton.model()
+        softcap = getattr(config, "final_logit_softcapping", None)
+        return Head(model.get_submodule(f"model.{norm}"), model.get_submodule("lm_head"), softcap)
+
+    degree = math.gcd(
+        config.num_attention_heads, config.num_key_value_heads, config.intermediate_size
+    )
+    types = getattr(config, "layer_types", None) or [None] * config.num_hidden_layers
+    parts = [
+        Part(
+            name="embed",
+            kind="embed",
+            inputs=("batch:input_ids",),
+            outputs=("hidden",),
+            make=embed,
+            names={"embed_tokens": "model.embed_tokens"},
+            splits={"tp": config.vocab_size, "cp": n_tokens},
+        )
+    ]
+    for index in range(config.num_hidden_layers):
+        kind = "block" if len(set(types)) == 1 else f"block.{types[index]}"
+        parts.append(
+            Part(
+                name=f"block.{index}",
+                kind=kind,
+                inputs=(f"{parts[-1].name}.hidden",),
+                outputs=("hidden",),
+                make=lambda index=index: _block(skeleton, index, types[index]),  # type: ignore[misc]
+                names={"block": f"model.layers.{index}"},
+                splits={"tp": degree, "cp": n_tokens},
+            )
+        )
+    parts.append(
+        Part(
+            name="head",
+            kind="head",
+            inputs=(f"{parts[-1].name}.hidden",),
+            outputs=("logits",),
+            make=head,
+            names={"norm": f"model.{norm}", "lm_head": "lm_head"},
+            splits={"tp": config.vocab_size, "cp": n_tokens},
+        )
+    )
+    return parts
+
+
+def _block(skeleton: Skeleton, index: int, layer_type: str | None) -> nn.Module:
+    rotary = skeleton.part("model.rotary_emb")
+    by_type = layer_type if skeleton.config.model_type == "gemma3_text" else None
+    window = getattr(skeleton.config, "sliding_window", None)
+    if layer_type is not None and layer_type != "sliding_attention":
+        window = None
+    return Block(
+        skeleton.block("model.layers", index), Rotary(rotary, by_type), window, skeleton.attention
+    )

@@ -1,0 +1,99 @@
+"""GPT-2: learned positions, one module for token and position embeddings.
+
+Axes: B samples, T tokens, D hidden.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import nn
+
+from ...errors import Violation
+from ...sample import SampleSpec
+from ..parts import Part
+from ..skeleton import Skeleton
+from .decoder import Block, Head
+from .positions import check_positions
+
+READS = ("input_ids",)
+
+
+class Embed(nn.Module):
+    """Token ids [B, T] to hidden [B, T, D]: token and position embeddings, dropout."""
+
+    def __init__(self, wte: nn.Module, wpe: nn.Module, drop: nn.Module) -> None:
+        super().__init__()
+        self.wte = wte
+        self.wpe = wpe
+        self.drop = drop
+
+    def forward(self, input_ids: torch.Tensor) -> torch.Tensor:
+        """Embed."""
+        positions = torch.arange(input_ids.shape[1], device=input_ids.device)[None]
+        return self.drop(self.wte(input_ids) + self.wpe(positions))
+
+
+def check(skeleton: Skeleton, sample: SampleSpec) -> list[Violation]:
+    """No encoder is attended to, and positions suffice."""
+    found = check_positions(skeleton.config, sample)
+    if skeleton.config.add_cross_attention:
+        path = "model.config.add_cross_attention"
+        rule = "needs an encoder, and there is none"
+        found.append(Violation(path=path, value=True, rule=rule, legal="false"))
+    return found
+
+
+def cut(skeleton: Skeleton, sample: SampleSpec) -> list[Part]:
+    """Embed, blocks, head (with the final norm)."""
+    config = skeleton.config
+    n_tokens = sample.fields["input_ids"].shape[0]
+    inner = config.n_inner or 4 * config.hidden_size
+
+    def embed() -> nn.Module:
+        model = skeleton.part("transformer")
+        return Embed(model.wte, model.wpe, model.drop)
+
+    def head() -> nn.Module:
+        model = skeleton.model()
+        return Head(model.get_submodule("transformer.ln_f"), model.get_submodule("lm_head"), None)
+
+    def block(index: int) -> nn.Module:
+        return Block(skeleton.block("transformer.h", index), None, None, skeleton.attention)
+
+    parts = [
+        Part(
+            name="embed",
+            kind="embed",
+            inputs=("batch:input_ids",),
+            outputs=("hidden",),
+            make=embed,
+            names={"wte": "transformer.wte", "wpe": "transformer.wpe"},
+            splits={"tp": config.vocab_size, "cp": n_tokens},
+        )
+    ]
+    for index in range(config.num_hidden_layers):
+        parts.append(
+            Part(
+                name=f"block.{index}",
+                kind="block",
+                inputs=(f"{parts[-1].name}.hidden",),
+                outputs=("hidden",),
+                make=lambda index=index: block(index),  # type: ignore[misc]
+                names={"block": f"transformer.h.{index}"},
+                splits={"tp": math.gcd(config.num_attention_heads, inner), "cp": n_tokens},
+            )
+        )
+    parts.append(
+        Part(
+            name="head",
+            kind="head",
+            inputs=(f"{parts[-1].name}.hidden",),
+            outputs=("logits",),
+            make=head,
+            names={"norm": "transformer.ln_f", "lm_head": "lm_head"},
+            splits={"tp": config.vocab_size, "cp": n_tokens},
+        )
+    )
+    return parts

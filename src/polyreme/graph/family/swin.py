@@ -1,0 +1,151 @@
+"""Swin: stages of windowed blocks, patches merged between them.
+
+Axes: B samples, T patches of the stage, D channels of the stage, C classes.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import nn
+
+from ...errors import Violation
+from ...sample import SampleSpec
+from ..parts import Part
+from ..skeleton import Skeleton
+
+READS = ("pixel_values",)
+
+
+class Embed(nn.Module):
+    """Pixels [B, channel, height, width] to hidden [B, T, D]."""
+
+    def __init__(self, embeddings: nn.Module) -> None:
+        super().__init__()
+        self.embeddings = embeddings
+
+    def forward(self, pixel_values: torch.Tensor) -> torch.Tensor:
+        """Embed."""
+        dtype = next(self.embeddings.parameters()).dtype
+        return self.embeddings(pixel_values.to(dtype))[0]
+
+
+class OnGrid(nn.Module):
+    """A block, or a merging of patches, on hidden [B, T, D] with T = rows x columns."""
+
+    def __init__(self, inner: nn.Module, grid: tuple[int, int]) -> None:
+        super().__init__()
+        self.inner = inner
+        self.grid = grid
+
+    def forward(self, hidden_BTD: torch.Tensor) -> torch.Tensor:
+        """Transform."""
+        out = self.inner(hidden_BTD, self.grid)
+        return out[0] if isinstance(out, tuple) else out
+
+
+class Head(nn.Module):
+    """Hidden [B, T, D] to logits [B, C], over the mean of all patches."""
+
+    def __init__(self, layernorm: nn.Module, pooler: nn.Module, classifier: nn.Module) -> None:
+        super().__init__()
+        self.layernorm = layernorm
+        self.pooler = pooler
+        self.classifier = classifier
+
+    def forward(self, hidden_BTD: torch.Tensor) -> torch.Tensor:
+        """Score the image."""
+        pooled_BD1 = self.pooler(self.layernorm(hidden_BTD).transpose(1, 2))
+        return self.classifier(pooled_BD1.flatten(1))
+
+
+def check(_skeleton: Skeleton, _sample: SampleSpec) -> list[Violation]:
+    """Any configuration can be cut."""
+    return []
+
+
+def cut(skeleton: Skeleton, _sample: SampleSpec) -> list[Part]:
+    """Embed, blocks and mergings stage by stage, head (with the final norm)."""
+    config = skeleton.config
+    patches = skeleton.part("swin.embeddings").patch_embeddings
+    height, width = patches.grid_size
+    parts = [
+        Part(
+            name="embed",
+            kind="embed",
+            inputs=("batch:pixel_values",),
+            outputs=("hidden",),
+            make=lambda: Embed(skeleton.part("swin.embeddings")),
+            names={"embeddings": "swin.embeddings"},
+            splits={"tp": config.embed_dim},
+        )
+    ]
+    for stage, depth in enumerate(config.depths):
+        grid = (height, width)
+        for index in range(depth):
+            parts.append(_block(skeleton, stage, index, grid, parts[-1].name))
+        if stage + 1 < len(config.depths):
+            parts.append(_merging(skeleton, stage, grid, parts[-1].name))
+            height, width = (height + 1) // 2, (width + 1) // 2
+    parts.append(
+        Part(
+            name="head",
+            kind="head",
+            inputs=(f"{parts[-1].name}.hidden",),
+            outputs=("logits",),
+            make=lambda: Head(
+                skeleton.part("swin.layernorm"),
+                skeleton.part("swin.pooler"),
+                skeleton.part("classifier"),
+            ),
+            names={"layernorm": "swin.layernorm", "classifier": "classifier"},
+            splits={"tp": config.num_labels},
+        )
+    )
+    return parts
+
+
+def _block(skeleton: Skeleton, stage: int, index: int, grid: tuple[int, int], before: str) -> Part:
+    config = skeleton.config
+    shifted = index % 2 == 1
+    n_heads = config.num_heads[stage]
+    width = config.embed_dim * 2**stage
+    n_before = sum(config.depths[:stage]) + index
+    dropped = config.drop_path_rate * n_before / max(sum(config.depths) - 1, 1)
+
+    def make() -> nn.Module:
+        block_class = type(skeleton.part(f"swin.encoder.layers.{stage}").blocks[0])
+        with torch.device("meta"):
+            block = block_class(
+                config=config,
+                dim=width,
+                input_resolution=grid,
+                num_heads=n_heads,
+                drop_path_rate=dropped,
+                shift_size=config.window_size // 2 if shifted else 0,
+            )
+        return OnGrid(block.float(), grid)
+
+    return Part(
+        name=f"stage.{stage}.block.{index}",
+        kind=f"stage.{stage}.shifted" if shifted else f"stage.{stage}.block",
+        inputs=(f"{before}.hidden",),
+        outputs=("hidden",),
+        make=make,
+        names={"inner": f"swin.encoder.layers.{stage}.blocks.{index}"},
+        splits={"tp": math.gcd(n_heads, int(config.mlp_ratio * width))},
+    )
+
+
+def _merging(skeleton: Skeleton, stage: int, grid: tuple[int, int], before: str) -> Part:
+    path = f"swin.encoder.layers.{stage}.downsample"
+    return Part(
+        name=f"stage.{stage}.merge",
+        kind=f"stage.{stage}.merge",
+        inputs=(f"{before}.hidden",),
+        outputs=("hidden",),
+        make=lambda: OnGrid(skeleton.part(path), grid),
+        names={"inner": path},
+        splits={"tp": skeleton.config.embed_dim * 2 ** (stage + 1)},
+    )

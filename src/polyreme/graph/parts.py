@@ -1,0 +1,206 @@
+"""From parts that know how to build themselves to a LayerGraph with its counts.
+
+Each kind of layer is built and played once, on the meta device: that gives output shapes,
+parameters and flops, so that a graph of a hundred blocks costs as much as one of two.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+import torch
+from torch import nn
+
+from ..sample import SampleSpec, TensorSpec
+from .flops import counted
+from .layer import Layer, LayerGraph
+
+
+@dataclass(frozen=True, kw_only=True)
+class Part:
+    """A layer to be: `make` gives its module on meta in float32, a new one at each call.
+
+    `outputs` are names (their shapes are found by playing the part). `names` maps paths of the
+    module's children to their paths in the whole model; "" stands for the module itself. Parts
+    of one `kind` have the same structure.
+    """
+
+    name: str
+    kind: str
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    make: Callable[[], nn.Module]
+    names: Mapping[str, str]
+    splits: Mapping[str, int] = field(default_factory=dict)
+
+
+Fill = Callable[[nn.Module, Layer, int], None]
+"""Gives every parameter and buffer its value, from torch's global generator (or the seed)."""
+
+
+def assemble(
+    name: str,
+    parts: Sequence[Part],
+    sample: SampleSpec,
+    fill: Fill,
+    aliases: Mapping[str, str] | None = None,
+) -> LayerGraph:
+    """The graph of these parts; the last one's first output is the logits.
+
+    `aliases` maps whole-model names of tied parameters to the name that owns them.
+    """
+    read = {tensor for part in parts for tensor in part.inputs if tensor.startswith("batch:")}
+    inputs = {key: spec for key, spec in sample.fields.items() if f"batch:{key}" in read}
+    values = {f"batch:{key}": _meta(spec) for key, spec in inputs.items()}
+    played: dict[tuple[object, ...], _Played] = {}
+    owned: set[str] = set()
+    layers = []
+    for part in parts:
+        arguments = [values[key] for key in part.inputs]
+        key = (part.kind, *(argument.shape for argument in arguments))
+        if key not in played:
+            played[key] = _play(part.make(), arguments)
+        kind = played[key]
+        values.update(zip((f"{part.name}.{out}" for out in part.outputs), kind.out, strict=True))
+        layer, owned = _layer(part, kind, aliases or {}, owned)
+        layers.append(layer)
+    return LayerGraph(
+        name=name,
+        layers=tuple(layers),
+        inputs=inputs,
+        output=f"{parts[-1].name}.{parts[-1].outputs[0]}",
+        builder=PartsBuilder(parts, layers, fill),
+    )
+
+
+class PartsBuilder:
+    """Builds layers from their parts; the same values from the same seed, layer by layer."""
+
+    def __init__(self, parts: Sequence[Part], layers: Sequence[Layer], fill: Fill) -> None:
+        self._parts = {part.name: part for part in parts}
+        self._owner = {
+            name: layer
+            for layer in layers
+            for name in layer.params.values()
+            if name not in layer.ties
+        }
+        self._fill = fill
+
+    def build(self, layer: Layer) -> nn.Module:
+        """The layer's module on the meta device, in float32."""
+        return self._parts[layer.name].make()
+
+    def initialise(self, layer: Layer, module: nn.Module, seed: int) -> None:
+        """Fill the module; tied parameters get the values that their owner gets."""
+        with torch.no_grad():
+            self._share(layer, module)
+            with seeded(f"{seed}/{layer.name}", module):
+                self._fill(module, layer, seed)
+            for owner_name in {self._owner[tie].name for tie in layer.ties}:
+                self._copy_ties(layer, module, owner_name, seed)
+
+    def _copy_ties(self, layer: Layer, module: nn.Module, owner_name: str, seed: int) -> None:
+        owner = next(found for found in self._owner.values() if found.name == owner_name)
+        source = self.build(owner)
+        ours = dict(module.named_parameters(remove_duplicate=False))
+        some = next(iter(ours.values()))
+        source.to(some.dtype).to_empty(device=some.device)
+        self.initialise(owner, source, seed)
+        theirs = dict(source.named_parameters(remove_duplicate=False))
+        by_global = {owner.params[local]: tensor for local, tensor in theirs.items()}
+        for local, tensor in ours.items():
+            if layer.params[local] in layer.ties and layer.params[local] in by_global:
+                tensor.copy_(by_global[layer.params[local]])
+
+    def _share(self, layer: Layer, module: nn.Module) -> None:
+        """Let parameters of one whole-model name be one object again (moving parts them)."""
+        first: dict[str, nn.Parameter] = {}
+        for local, tensor in list(module.named_parameters(remove_duplicate=False)):
+            kept = first.setdefault(layer.params[local], tensor)
+            if kept is not tensor:
+                path, _, leaf = local.rpartition(".")
+                setattr(module.get_submodule(path), leaf, kept)
+
+
+@contextmanager
+def seeded(text: str, module: nn.Module) -> Iterator[None]:
+    """Torch's generators on the module's device seeded by a text; as they were, afterwards."""
+    seed = int.from_bytes(hashlib.sha256(text.encode()).digest()[:7], "big")
+    devices = {tensor.device for tensor in (*module.parameters(), *module.buffers())}
+    others = sorted((d for d in devices if d.type not in ("cpu", "meta")), key=str)
+    if not others:
+        with torch.random.fork_rng(devices=[]):
+            torch.default_generator.manual_seed(seed)
+            yield
+        return
+    assert len({device.type for device in others}) == 1, "a layer lies on one kind of device"
+    backend = torch.get_device_module(others[0].type)
+    with torch.random.fork_rng(devices=others, device_type=others[0].type):
+        torch.default_generator.manual_seed(seed)
+        for device in others:
+            with backend.device(device):
+                backend.manual_seed(seed)
+        yield
+
+
+@dataclass(frozen=True)
+class _Played:
+    out: tuple[torch.Tensor, ...]
+    flops: float
+    sizes: Mapping[str, int]  # parameters and persistent buffers by local name
+    buffers: frozenset[str]
+
+
+def _play(module: nn.Module, arguments: Sequence[torch.Tensor]) -> _Played:
+    out, flops = counted(module.eval(), arguments)
+    buffers = {name for name, _ in module.named_buffers(remove_duplicate=False)}
+    sizes = {name: tensor.numel() for name, tensor in module.state_dict().items()}
+    return _Played(out, flops, sizes, frozenset(buffers))
+
+
+def _layer(
+    part: Part, kind: _Played, aliases: Mapping[str, str], owned: set[str]
+) -> tuple[Layer, set[str]]:
+    params = {}
+    for local in kind.sizes:
+        whole = _whole(local, part.names)
+        params[local] = aliases.get(whole, whole)
+    sizes = {params[local]: size for local, size in kind.sizes.items() if local not in kind.buffers}
+    ties = tuple(name for name in sizes if name in owned)
+    layer = Layer(
+        name=part.name,
+        kind=part.kind,
+        inputs=part.inputs,
+        outputs={
+            out: TensorSpec(tuple(value.shape[1:]), _dtype(value))
+            for out, value in zip(part.outputs, kind.out, strict=True)
+        },
+        params=params,
+        param_count=sum(size for name, size in sizes.items() if name not in ties),
+        flops=kind.flops,
+        splits=part.splits,
+        ties=ties,
+    )
+    return layer, owned | set(sizes)
+
+
+def _whole(local: str, names: Mapping[str, str]) -> str:
+    for prefix in sorted(names, key=len, reverse=True):
+        if local == prefix:
+            return names[prefix]
+        if not prefix or local.startswith(f"{prefix}."):
+            rest = local[len(prefix) + 1 :] if prefix else local
+            return f"{names[prefix]}.{rest}" if names[prefix] else rest
+    raise AssertionError(f"{local} has no name in the whole model")
+
+
+def _meta(spec: TensorSpec) -> torch.Tensor:
+    dtype = torch.float32 if spec.dtype == "compute" else getattr(torch, spec.dtype)
+    return torch.empty((1, *spec.shape), dtype=dtype, device="meta")
+
+
+def _dtype(value: torch.Tensor) -> str:
+    return "compute" if value.is_floating_point() else str(value.dtype).removeprefix("torch.")

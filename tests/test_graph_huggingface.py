@@ -1,0 +1,297 @@
+"""Each family cut into layers computes, counts and names what transformers does."""
+
+import functools
+import importlib
+
+import pytest
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+from polyreme.graph.run import run
+from polyreme.graph.options import Transformers
+from polyreme.sample import SampleSpec, TensorSpec
+
+torch.set_num_threads(1)
+
+T, V = 12, 40
+TEXT = SampleSpec(
+    fields={"input_ids": TensorSpec((T,), "int64"), "labels": TensorSpec((T,), "int64")},
+    n_classes=V,
+)
+PAIR = SampleSpec(
+    fields={
+        "input_ids": TensorSpec((T,), "int64"),
+        "decoder_input_ids": TensorSpec((7,), "int64"),
+        "labels": TensorSpec((7,), "int64"),
+    },
+    n_classes=V,
+)
+SENTENCE = SampleSpec(
+    fields={"input_ids": TensorSpec((T,), "int64"), "labels": TensorSpec((), "int64")},
+    n_classes=3,
+)
+IMAGE = SampleSpec(
+    fields={"pixel_values": TensorSpec((1, 16, 16), "float32"), "labels": TensorSpec((), "int64")},
+    n_classes=5,
+)
+SMALL = {
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+}
+GROUPED = {**SMALL, "num_key_value_heads": 2}
+MIXED = {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 5}
+
+CASES = {
+    "llama": (Transformers(model_type="llama", config=GROUPED), TEXT),
+    "llama tied": (
+        Transformers(model_type="llama", config={**GROUPED, "tie_word_embeddings": True}),
+        TEXT,
+    ),
+    "llama3 rope": (
+        Transformers(
+            model_type="llama",
+            config={
+                **GROUPED,
+                "rope_parameters": {
+                    "rope_type": "llama3",
+                    "rope_theta": 500.0,
+                    "factor": 8.0,
+                    "low_freq_factor": 1.0,
+                    "high_freq_factor": 4.0,
+                    "original_max_position_embeddings": 8,
+                },
+            },
+        ),
+        TEXT,
+    ),
+    "qwen2": (Transformers(model_type="qwen2", config=GROUPED), TEXT),
+    "qwen2 window": (
+        Transformers(model_type="qwen2", config={**GROUPED, **MIXED, "use_sliding_window": True}),
+        TEXT,
+    ),
+    "qwen3": (Transformers(model_type="qwen3", config={**GROUPED, "head_dim": 16}), TEXT),
+    "mistral window": (
+        Transformers(model_type="mistral", config={**GROUPED, "sliding_window": 5}),
+        TEXT,
+    ),
+    "mistral window = T": (
+        Transformers(model_type="mistral", config={**GROUPED, "sliding_window": T}),
+        TEXT,
+    ),
+    "gpt2": (
+        Transformers(model_type="gpt2", config={"n_embd": 32, "n_layer": 2, "n_head": 4}),
+        TEXT,
+    ),
+    "gpt2 scaled": (
+        Transformers(
+            model_type="gpt2",
+            config={
+                "n_embd": 32,
+                "n_layer": 2,
+                "n_head": 4,
+                "scale_attn_by_inverse_layer_idx": True,
+            },
+        ),
+        TEXT,
+    ),
+    "gemma": (Transformers(model_type="gemma", config={**GROUPED, "head_dim": 8}), TEXT),
+    "gemma2": (
+        Transformers(model_type="gemma2", config={**GROUPED, **MIXED, "head_dim": 8}),
+        TEXT,
+    ),
+    "gemma3": (
+        Transformers(model_type="gemma3_text", config={**GROUPED, **MIXED, "head_dim": 8}),
+        TEXT,
+    ),
+    "phi": (Transformers(model_type="phi", config=SMALL), TEXT),
+    "phi3": (Transformers(model_type="phi3", config={**GROUPED, "pad_token_id": 0}), TEXT),
+    "bert": (Transformers(model_type="bert", config=SMALL), TEXT),
+    "bert sentence": (
+        Transformers(
+            model_type="bert", config={**SMALL, "vocab_size": V}, task="sequence_classification"
+        ),
+        SENTENCE,
+    ),
+    "t5": (
+        Transformers(
+            model_type="t5",
+            config={"d_model": 32, "d_kv": 8, "d_ff": 48, "num_layers": 2, "num_heads": 4},
+        ),
+        PAIR,
+    ),
+    "t5 gated, untied": (
+        Transformers(
+            model_type="t5",
+            config={
+                "d_model": 32,
+                "d_kv": 8,
+                "d_ff": 48,
+                "num_layers": 2,
+                "num_decoder_layers": 3,
+                "num_heads": 4,
+                "feed_forward_proj": "gated-gelu",
+                "tie_word_embeddings": False,
+            },
+        ),
+        PAIR,
+    ),
+    "vit": (Transformers(model_type="vit", config={**SMALL, "patch_size": 4}), IMAGE),
+    "swin": (
+        Transformers(
+            model_type="swin",
+            config={
+                "embed_dim": 16,
+                "depths": [2, 2],
+                "num_heads": [2, 4],
+                "window_size": 2,
+                "patch_size": 2,
+            },
+        ),
+        IMAGE,
+    ),
+    "swin padded": (
+        Transformers(
+            model_type="swin",
+            config={
+                "embed_dim": 16,
+                "depths": [2, 2],
+                "num_heads": [2, 4],
+                "window_size": 3,
+                "patch_size": 2,
+            },
+        ),
+        IMAGE,
+    ),
+}
+CLASSES = {
+    "llama": "llama.LlamaForCausalLM",
+    "qwen2": "qwen2.Qwen2ForCausalLM",
+    "qwen3": "qwen3.Qwen3ForCausalLM",
+    "mistral": "mistral.MistralForCausalLM",
+    "gpt2": "gpt2.GPT2LMHeadModel",
+    "gemma": "gemma.GemmaForCausalLM",
+    "gemma2": "gemma2.Gemma2ForCausalLM",
+    "gemma3": "gemma3.Gemma3ForCausalLM",
+    "phi": "phi.PhiForCausalLM",
+    "phi3": "phi3.Phi3ForCausalLM",
+    "bert": "bert.BertForMaskedLM",
+    "bert sentence": "bert.BertForSequenceClassification",
+    "t5": "t5.T5ForConditionalGeneration",
+    "vit": "vit.ViTForImageClassification",
+    "swin": "swin.SwinForImageClassification",
+}
+
+
+def library_model(case, options, sample, device="cpu"):
+    """The transformers model, made without anything of polyreme's."""
+    name = CLASSES.get(case) or CLASSES[case.split(",")[0].split()[0].replace("llama3", "llama")]
+    package, class_name = name.split(".")
+    module = importlib.import_module(f"transformers.models.{package}.modeling_{package}")
+    model_class = getattr(module, class_name)
+    fields = dict(options.config)
+    if "pixel_values" in sample.fields:
+        fields |= {"image_size": 16, "num_channels": 1, "num_labels": sample.n_classes}
+    elif not sample.fields["labels"].shape:
+        fields["num_labels"] = sample.n_classes
+    else:
+        fields["vocab_size"] = sample.n_classes
+    torch.manual_seed(0)
+    with torch.device(device):
+        return model_class(model_class.config_class(**fields)).eval()
+
+
+def batch_of(sample, n=2, device="cpu"):
+    generator = torch.Generator().manual_seed(1)
+    batch = {}
+    for key, spec in sample.fields.items():
+        if key == "labels":
+            continue
+        if spec.dtype == "int64":
+            high = V
+            batch[key] = torch.randint(0, high, (n, *spec.shape), generator=generator).to(device)
+        else:
+            batch[key] = torch.randn((n, *spec.shape), generator=generator).to(device)
+    return batch
+
+
+def modules_with(graph, state, dtype=torch.float32):
+    """Every layer materialised, its buffers initialised, its parameters from a state dict."""
+    modules = {}
+    for layer in graph.layers:
+        module = graph.build(layer.name).to_empty(device="cpu")
+        with torch.no_grad():
+            for tensor in (*module.parameters(), *module.buffers()):
+                tensor.fill_(float("nan") if tensor.is_floating_point() else 10**6)
+        graph.initialise(layer.name, module, seed=0)
+        local = {name: state[whole] for name, whole in layer.params.items()}
+        module.load_state_dict(local, strict=True)
+        modules[layer.name] = module.eval()
+    return modules
+
+
+@functools.cache
+def graph_of(case):
+    options, sample = CASES[case]
+    return options.graph(sample)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_layers_compute_what_the_library_computes(case):
+    options, sample = CASES[case]
+    model = library_model(case, options, sample)
+    batch = batch_of(sample)
+    modules = modules_with(graph_of(case), model.state_dict())
+    with torch.no_grad():
+        ours = run(graph_of(case), modules, batch)
+        theirs = model(**batch).logits
+    torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5)
+    out = graph_of(case).layers[-1].outputs["logits"]
+    assert tuple(out.shape) == tuple(theirs.shape[1:])
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_names_and_counts_are_the_library_s(case):
+    options, sample = CASES[case]
+    model = library_model(case, options, sample, device="meta")
+    graph = graph_of(case)
+    tied = dict(getattr(model, "all_tied_weights_keys", {}) or {})
+    ours = {whole for layer in graph.layers for whole in layer.params.values()}
+    assert ours == {tied.get(name, name) for name in model.state_dict()}
+    assert graph.param_count == sum(p.numel() for p in model.parameters())
+    owners = [w for layer in graph.layers for w in layer.params.values() if w not in layer.ties]
+    sizes = {n: p.numel() for n, p in model.named_parameters()}
+    assert sum(sizes[name] for name in set(owners) & set(sizes)) == graph.param_count
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_flops_are_the_whole_model_s(case):
+    options, sample = CASES[case]
+    model = library_model(case, options, sample, device="meta")
+    with FlopCounterMode(display=False) as counter, torch.no_grad():
+        model(**batch_of(sample, n=3, device="meta"))
+    assert graph_of(case).flops == pytest.approx(counter.get_total_flops() / 3, rel=0.01)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_initial_values_are_distributed_as_the_library_s(case):
+    options, sample = CASES[case]
+    model = library_model(case, options, sample)
+    theirs = dict(model.named_parameters())
+    for layer in graph_of(case).layers:
+        module = graph_of(case).build(layer.name).to_empty(device="cpu")
+        with torch.no_grad():
+            for tensor in (*module.parameters(), *module.buffers()):
+                tensor.fill_(float("nan") if tensor.is_floating_point() else 10**6)
+        graph_of(case).initialise(layer.name, module, seed=3)
+        for local, value in module.named_parameters():
+            other = theirs[layer.params[local]]
+            assert torch.isfinite(value).all(), local
+            spread = 4 / value.numel() ** 0.5
+            assert value.std(correction=0).item() == pytest.approx(
+                other.std(correction=0).item(), rel=spread, abs=1e-7
+            ), (layer.name, local)
+            assert value.mean().item() == pytest.approx(
+                other.mean().item(), abs=1e-7 + 2 * spread * float(other.std(correction=0))
+            ), (layer.name, local)
