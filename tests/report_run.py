@@ -162,6 +162,19 @@ def make_plan(
     )
 
 
+def others_of(plan: Plan) -> list[Plan]:
+    """Four plans that came after this one."""
+    assert plan.estimate is not None
+    return [
+        msgspec.structs.replace(
+            plan,
+            microbatches=plan.microbatches * 2**i,
+            estimate=msgspec.structs.replace(plan.estimate, step_s=plan.estimate.step_s + i / 100),
+        )
+        for i in range(1, 5)
+    ]
+
+
 def make_steps(n_steps: int, seed: int = 0, *, scale: float = 1.0) -> list[StepEvent]:
     """Steps of a loss that falls like a power law, with one skipped step in each 250."""
     draw = random.Random(seed)
@@ -275,7 +288,9 @@ def write_run(
     folder.mkdir(parents=True)
     (folder / "spec.toml").write_text(spec)
     if plan is not None:
-        (folder / "plan.json").write_bytes(msgspec.json.encode(plan))
+        top = [{"plan": other, "estimate": other.estimate} for other in (plan, *others_of(plan))]
+        entry = {**msgspec.to_builtins(plan), "top": top}
+        (folder / "plan.json").write_bytes(msgspec.json.encode(entry))
     (folder / "profile.json").write_text(
         '{"assumed": false, "date": "2026-01-05", "hardware": "Example CPU", '
         '"matmul_flops": 9.1e10, "overlap": 0.3, "precision": "fp32"}'
@@ -311,7 +326,7 @@ def quickstart(folder: Path, *, n_steps: int = 600, seed: int = 0, scale: float 
         evals=evals,
         others=others,
         plan=make_plan(),
-        summary=make_summary(steps, evals),
+        summary=make_summary(steps, evals, utilisation=0.52 / scale),
     )
 
 

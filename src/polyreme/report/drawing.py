@@ -112,14 +112,15 @@ def order_svg(plan: Plan, width: int) -> str:
     groups: dict[tuple[Action, ...], list[int]] = {}
     for place, actions in enumerate(plan.order):
         groups.setdefault(actions, []).append(place)
-    cell, label_w = 30, 96
+    cell, label_w = 30, 122
     fits = max(4, min(MAX_ACTIONS, (width - label_w - 60) // cell))
     rows = []
     for row, (actions, places) in enumerate(list(groups.items())[:MAX_ORDERS]):
         y = row * (cell - 2)
         name = runs_of([f"device {place}" for place in places])
+        name = name.replace("device ", "devices ", 1) if len(places) > 1 else name
         rows.append(
-            f'<text class="dim" x="0" y="{y + 17}">{_esc(clipped(name, 15))}'
+            f'<text class="dim" x="0" y="{y + 17}">{_esc(clipped(name, 19))}'
             f"<title>{_esc(name)}</title></text>"
         )
         for i, action in enumerate(actions[:fits]):

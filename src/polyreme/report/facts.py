@@ -163,7 +163,8 @@ def meaning_of_w(run: Run, parts: tuple[Factor, ...]) -> str:
     """What W says about this run, in two or three sentences."""
     w = product(parts)
     if w is None:
-        unknown = " and ".join(part.name for part in parts if part.value is None)
+        names = [part.name for part in parts if part.value is None]
+        unknown = ", ".join(names) + (" is" if len(names) == 1 else " are")
         why = (
             "the run left no summary"
             if run.summary is None
@@ -171,7 +172,7 @@ def meaning_of_w(run: Run, parts: tuple[Factor, ...]) -> str:
             if "utilisation" in unknown
             else "no step was done"
         )
-        return f"W cannot be given: {unknown} is unknown, because {why}."
+        return f"W cannot be given: {unknown} unknown, because {why}."
     utilisation, effectiveness, _ = parts
     n = totals(run).devices
     devices = "its devices" if n is None else count(n, "device")

@@ -32,7 +32,7 @@
       yaxis: { ...figure.layout.yaxis, ...grid },
     };
     if (figure.log_switch) layout.yaxis.type = state.scale;
-    if (narrow) layout.margin = { ...layout.margin, l: 44, r: 6 };
+    if (narrow) layout.margin = { ...layout.margin, l: 36, r: 6 };
     Plotly.react(box, data, layout, { displayModeBar: false, responsive: true });
   }
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+from markupsafe import Markup
 
 from .. import __version__
 from ..errors import ConfigError, Violation
@@ -173,11 +174,10 @@ def _reference_view(
         if each.real is None or each.reach is None:
             told.append(f"{each.run} cannot be compared with {base.name}.")
             continue
-        more = "fewer" if (each.effectiveness or 1) >= 1 else "more"
-        ratio = each.effectiveness or 1.0
+        share = percent(1 / each.effectiveness) if each.effectiveness else "an unknown share"
         told.append(
             f"{each.run} came to {goal} {factor(each.real)} times as fast as {base.name}, with "
-            f"{factor(ratio if ratio >= 1 else 1 / ratio)} times {more} samples."
+            f"{share} of its samples."
         )
     return {
         "heads": table.heads,
@@ -190,7 +190,6 @@ def _reference_view(
 
 def _fill(template: str, drawn: Sequence[Figure], **context: Any) -> str:
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
-    from markupsafe import Markup
     from plotly.offline import get_plotlyjs
 
     room = Path(__file__).parent

@@ -69,18 +69,21 @@ def thinned(values: np.ndarray, limit: int = MAX_POINTS) -> np.ndarray:
 
 
 def smoothed(values: np.ndarray) -> np.ndarray:
-    """Exponential mean over about a fiftieth of the curve, unbiased at its start; skips NaN."""
-    span = max(1.0, len(values) / 50)
-    keep = 1 - 1 / span
-    out = np.full(len(values), np.nan)
-    mean, weight = 0.0, 0.0
-    for i, value in enumerate(values):
-        if np.isfinite(value):
-            mean = keep * mean + (1 - keep) * value
-            weight = keep * weight + (1 - keep)
-        if weight:
-            out[i] = mean / weight
-    return out
+    """Mean over a centred window of about a fiftieth of the curve, narrower at its ends.
+
+    NaN where the window holds no number; a number that is NaN takes no part.
+    """
+    n = len(values)
+    known = np.isfinite(values)
+    sums = np.concatenate([[0.0], np.cumsum(np.where(known, values, 0.0))])
+    counts = np.concatenate([[0], np.cumsum(known)])
+    place = np.arange(n)
+    half = np.minimum(max(2, n // 100), np.minimum(place, n - 1 - place))
+    low, high = place - half, place + half + 1
+    found = counts[high] - counts[low]
+    means = np.full(n, np.nan)
+    np.divide(sums[high] - sums[low], found, where=found > 0, out=means)
+    return means
 
 
 class Plot:
@@ -183,9 +186,15 @@ class Plot:
             "margin": {"l": 52, "r": 12, "t": 8, "b": 40},
             "hovermode": "x unified",
             "showlegend": len(self.data) > 1,
-            "legend": {"orientation": "h", "y": 1.02, "yanchor": "bottom", "x": 0},
+            "legend": {
+                "orientation": "h",
+                "y": 1.02,
+                "yanchor": "bottom",
+                "x": 0,
+                "traceorder": "normal",
+            },
             "xaxis": {"zeroline": False},
-            "yaxis": {"title": {"text": unit}, "zeroline": False},
+            "yaxis": {"title": {"text": unit}, "zeroline": False, "automargin": True},
         }
         if from_zero:
             layout["yaxis"]["rangemode"] = "tozero"

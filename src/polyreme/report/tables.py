@@ -75,7 +75,7 @@ def outcome_rows(run: Run) -> tuple[Row, ...]:
         Row(
             label="MFU",
             value=mfu,
-            note="" if total.mfu is not None else "peak of the device not known",
+            note=_why_no_mfu(run),
         ),
         Row(label="median step", value=seconds(total.step_s_median)),
         Row(label="peak memory", value=size(total.peak_bytes), note=_of_capacity(run)),
@@ -260,16 +260,18 @@ def show_table(table: Table, console: Console) -> None:
 
 
 def _rich_factors(run: Run) -> RenderableType:
-    from rich.text import Text
+    from rich.table import Table as RichTable
 
     parts = factors(run)
-    text = Text.assemble(("W ", "bold"), (factor(product(parts)), "bold cyan"))
-    for index, part in enumerate(parts):
-        text.append(" = " if index == 0 else " x ", style="dim")
-        text.append(f"{factor(part.value)} ", style="bold")
-        text.append(part.name)
-        text.append(f" ({part.basis})", style="yellow" if part.assumed else "dim")
-    return text
+    w = product(parts)
+    grid = RichTable.grid(padding=(0, 2))
+    grid.add_column(style="bold")
+    grid.add_column(justify="right", style="bold")
+    grid.add_row("W", factor(w), style="cyan")
+    for index, part in enumerate(parts if w is not None else ()):
+        basis = f"[yellow]{part.basis}[/]" if part.assumed else f"[dim]{part.basis}[/]"
+        grid.add_row("x" if index else "=", factor(part.value), part.name, basis)
+    return grid
 
 
 def _rich_rows(rows: Sequence[Row]) -> RenderableType:
@@ -322,6 +324,12 @@ def fault_place(run: Run, index: int) -> str:
     parts += [f"in {event.op}"] if event.op else []
     parts.append(f"after {seconds(event.t)}, attempt {event.attempt}")
     return ", ".join(parts)
+
+
+def _why_no_mfu(run: Run) -> str:
+    if run.summary is None:
+        return "no summary"
+    return "" if run.summary.mfu is not None else "peak of the device not known"
 
 
 def _of_capacity(run: Run) -> str:

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
+from markupsafe import Markup
 
 from ..plan.describe import describe
 from ..plan.ir import Plan
@@ -140,10 +141,10 @@ def _plan_view(run: Run, plan: Plan) -> dict[str, Any]:
             f"{plan.precision}; gradients in buckets of {size(plan.bucket_bytes)}, "
             + ("reduced during the backward pass." if plan.overlap else "reduced after it.")
         ),
-        "wide": devices_svg(plan, WIDE, capacity),
-        "narrow": devices_svg(plan, NARROW, capacity),
-        "order_wide": order_svg(plan, WIDE),
-        "order_narrow": order_svg(plan, NARROW),
+        "wide": Markup(devices_svg(plan, WIDE, capacity)),
+        "narrow": Markup(devices_svg(plan, NARROW, capacity)),
+        "order_wide": Markup(order_svg(plan, WIDE)),
+        "order_narrow": Markup(order_svg(plan, NARROW)),
         "capacity": capacity,
         "splits_backward": bool(kinds & {"I", "W"}),
         "layer_heads": [*(["stage"] if several else []), "layers", "split", "level", "activations"],
@@ -158,7 +159,7 @@ def _plan_view(run: Run, plan: Plan) -> dict[str, Any]:
             for part in parts[:MAX_ROWS]
         ],
         "search": _search_text(plan),
-        "best": _best(run, plan),
+        "best": _best(run),
         "rejected_title": f"{count(len(rejected), 'rejected plan')} and why",
         "rejected": [(each.plan, each.reason) for each in rejected[:MAX_ROWS]],
     }
@@ -182,7 +183,7 @@ def _search_text(plan: Plan) -> str:
     return text
 
 
-def _best(run: Run, plan: Plan) -> list[tuple[str, str, str]]:
+def _best(run: Run) -> list[tuple[str, str, str]]:
     """Plan, step time and memory of the best plans; `top` where the file has it."""
     found = []
     top = run.plan_json.get("top")
@@ -199,8 +200,6 @@ def _best(run: Run, plan: Plan) -> list[tuple[str, str, str]]:
             inner.get("estimate") if isinstance(inner, Mapping) else None
         )
         found.append((line, *_estimate(estimate)))
-    if not found and plan.estimate:
-        found.append((f"{describe(plan)} (chosen)", *_estimate(msgspec.to_builtins(plan.estimate))))
     return found
 
 
