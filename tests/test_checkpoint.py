@@ -1,0 +1,292 @@
+"""Checkpoints: any layout loads any other, and a kill at any moment leaves a whole one."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
+
+from polyreme.cluster.accelerator import HostAccelerator
+from polyreme.errors import ConfigError, RunError
+from polyreme.runlog import CheckpointEvent, Writer, read
+from polyreme.runtime import checkpoint
+from polyreme.runtime.mesh import World
+from polyreme.runtime.state import Progress
+
+GRAPH = SimpleNamespace(name="toy", fingerprint="f00d")
+LONE = World(
+    rank=0,
+    n_ranks=1,
+    local_rank=0,
+    n_local=1,
+    device=torch.device("cpu"),
+    accelerator=HostAccelerator(),
+)
+
+
+@dataclass
+class FakeState:
+    """As much of a State as a checkpoint asks for."""
+
+    world: World
+    progress: Progress
+    named: dict[str, torch.Tensor] = field(default_factory=dict)
+
+    def tensors(self) -> dict[str, torch.Tensor]:
+        return self.named
+
+
+def _values(step: int = 1) -> dict[str, torch.Tensor]:
+    """Shapes that split unevenly, or leave ranks empty, or have no dimension; odd dtypes."""
+    draw = torch.Generator().manual_seed(step)
+    return {
+        "param/weight": torch.randn(5, 3, generator=draw),
+        "param/one": torch.randn(1, 2, generator=draw),
+        "param/scalar": torch.tensor(float(step)),
+        "param/nan": torch.tensor([float("nan"), float("inf"), -0.0]),
+        "param/empty": torch.zeros(0, 4),
+        "buffer/count": torch.tensor(7 + step),
+        "optimizer/weight/exp_avg": torch.randn(5, 3, generator=draw).bfloat16(),
+        "optimizer/weight/step": torch.tensor(float(step)),
+    }
+
+
+def _state(world: World, layout: str, values: dict[str, torch.Tensor], step: int = 1) -> FakeState:
+    """The values laid out over the ranks: whole, sharded, or sharded inside replicas."""
+    named = dict(values)
+    if layout != "whole":
+        shape = (1, world.n_ranks) if layout == "shard" else (2, world.n_ranks // 2)
+        grid = torch.arange(world.n_ranks).reshape(shape)
+        mesh = DeviceMesh("cpu", grid, mesh_dim_names=("replica", "shard"))
+        named |= {
+            name: distribute_tensor(tensor, mesh, [Replicate(), Shard(0)])
+            for name, tensor in values.items()
+            if tensor.dim()
+        }
+    return FakeState(world, Progress(step=step, samples=32 * step, tokens=5), named)
+
+
+def _save(world: World, layout: str, run: Path, step: int = 1, keep: int = 2) -> None:
+    checkpoint.save(_state(world, layout, _values(step), step), run, graph=GRAPH, keep=keep)
+
+
+def _load(world: World, layout: str, run: Path) -> tuple[Progress, dict[str, torch.Tensor]]:
+    zeros = {name: torch.zeros_like(tensor) for name, tensor in _values().items()}
+    state = _state(world, layout, zeros)
+    folder = checkpoint.newest(run)
+    assert folder is not None
+    progress = checkpoint.load(state, folder, graph=GRAPH)
+    whole = {
+        name: tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+        for name, tensor in state.tensors().items()
+    }
+    return progress, whole
+
+
+def _same_bits(found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> bool:
+    return found.keys() == expected.keys() and all(
+        found[name].dtype == tensor.dtype
+        and torch.equal(
+            found[name].reshape(-1).view(torch.uint8), tensor.reshape(-1).view(torch.uint8)
+        )
+        for name, tensor in expected.items()
+        if tensor.numel()
+    )
+
+
+@pytest.mark.parametrize(
+    ("written", "read_as"),
+    [
+        ((1, "whole"), (3, "shard")),
+        ((2, "whole"), (1, "whole")),
+        ((2, "shard"), (4, "hybrid")),
+        ((3, "shard"), (2, "shard")),
+        ((4, "hybrid"), (2, "whole")),
+    ],
+)
+def test_any_layout_loads_any_other(pool, tmp_path, written, read_as):
+    pool(written[0]).run(_save, written[1], tmp_path)
+    for progress, found in pool(read_as[0]).run(_load, read_as[1], tmp_path):
+        assert progress == Progress(step=1, samples=32, tokens=5)
+        assert _same_bits(found, _values())
+
+
+def _load_into(world: World, values: dict[str, torch.Tensor], folder: Path) -> None:
+    checkpoint.load(_state(world, "whole", values), folder, graph=GRAPH)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (
+            {"param/weight": torch.zeros(5, 4)},
+            r"param/weight is \[5, 3\] there and \[5, 4\] here",
+        ),
+        ({"param/new": torch.zeros(1)}, "param/new is not in it"),
+        ({"param/weight": None}, "param/weight is unknown here"),
+        ({f"param/{i}": torch.zeros(1) for i in range(7)}, "and 2 more"),
+    ],
+)
+def test_another_model_is_refused_by_name(tmp_path, change, said):
+    _save(LONE, "whole", tmp_path)
+    changed = {k: v for k, v in (_values() | change).items() if v is not None}
+    with pytest.raises(ConfigError, match=said):
+        _load_into(LONE, changed, tmp_path / "checkpoints" / "step-1")
+
+
+def test_a_wider_dtype_takes_over_the_values(tmp_path):
+    _save(LONE, "whole", tmp_path)
+    wide = {name: tensor.double() for name, tensor in _values().items()}
+    zeros = {name: torch.zeros_like(tensor) for name, tensor in wide.items()}
+    _load_into(LONE, zeros, tmp_path / "checkpoints" / "step-1")
+    assert torch.equal(zeros["param/weight"], wide["param/weight"])
+
+
+def test_old_ones_are_pruned_and_the_newest_is_pointed_to(tmp_path):
+    home = tmp_path / "checkpoints"
+    assert checkpoint.newest(tmp_path) is None
+    for step in (1, 2, 3, 10):
+        _save(LONE, "whole", tmp_path, step)
+    assert sorted(path.name for path in home.iterdir()) == ["latest", "step-10", "step-3"]
+    assert (home / "latest").read_text() == "step-10"
+    _save(LONE, "whole", tmp_path, 5, keep=1)  # a run that went back
+    assert sorted(path.name for path in home.iterdir()) == ["latest", "step-5"]
+    assert checkpoint.newest(tmp_path) == home / "step-5"
+
+
+def test_saving_a_step_again_replaces_it(tmp_path):
+    for value in (1.0, 2.0):
+        state = FakeState(LONE, Progress(step=4), {"param/x": torch.tensor(value)})
+        checkpoint.save(state, tmp_path, graph=GRAPH, keep=1)
+    state = FakeState(LONE, Progress(), {"param/x": torch.tensor(0.0)})
+    checkpoint.load(state, tmp_path / "checkpoints" / "step-4", graph=GRAPH)
+    assert state.named["param/x"] == 2.0
+
+
+def test_without_a_pointer_the_highest_complete_step_counts(tmp_path):
+    for step in (9, 10):
+        _save(LONE, "whole", tmp_path, step)
+    home = tmp_path / "checkpoints"
+    (home / "latest").unlink()
+    (home / "step-11").mkdir()
+    assert checkpoint.newest(tmp_path) == home / "step-10"
+    (home / "latest").write_text("step-11")
+    assert checkpoint.newest(tmp_path) == home / "step-10"
+
+
+class _Killed(BaseException):
+    pass
+
+
+@pytest.mark.parametrize("at", range(12))
+def test_stopping_at_any_rename_or_sync_leaves_a_whole_checkpoint(tmp_path, monkeypatch, at):
+    """Step 1 is whole; while it is saved anew (with other values) everything stops at call `at`."""
+    _save(LONE, "whole", tmp_path, keep=1)
+    left = [at]
+
+    def stop_or(function):
+        def call(*args, **kwargs):
+            left[0] -= 1
+            if left[0] < 0:
+                raise _Killed
+            return function(*args, **kwargs)
+
+        return call
+
+    state = _state(LONE, "whole", _values(2))
+    with monkeypatch.context() as patched:
+        for owner, name in ((os, "fsync"), (Path, "rename"), (Path, "replace")):
+            patched.setattr(owner, name, stop_or(getattr(owner, name)))
+        try:
+            checkpoint.save(state, tmp_path, graph=GRAPH, keep=1)
+        except (_Killed, torch.distributed.checkpoint.CheckpointException):
+            pass
+        else:
+            assert left[0] >= 0, "fewer calls than thought"
+    _, found = _load(LONE, "whole", tmp_path)
+    assert _same_bits(found, _values(1)) or _same_bits(found, _values(2))
+    _save(LONE, "whole", tmp_path, 3, keep=1)
+    names = sorted(path.name for path in (tmp_path / "checkpoints").iterdir())
+    assert names == ["latest", "step-3"]
+
+
+def test_a_kill_leaves_the_last_whole_checkpoint(tmp_path):
+    """A process that does nothing but save is killed at random moments."""
+    draw = random.Random(0)
+    writer = subprocess.Popen([sys.executable, __file__, str(tmp_path), "1"])
+    end = time.monotonic() + 60
+    while checkpoint.newest(tmp_path) is None:
+        assert time.monotonic() < end
+        time.sleep(0.02)
+    time.sleep(draw.random() * 0.1)
+    os.kill(writer.pid, signal.SIGKILL)
+    writer.wait()
+    progress, found = _load(LONE, "whole", tmp_path)
+    assert _same_bits(found, _values(progress.step))
+
+
+def test_ranks_without_a_shared_folder_are_told(tmp_path, monkeypatch):
+    monkeypatch.setattr(checkpoint, "_SHARED_WAIT_S", 0.0)
+    second = World(
+        rank=1,
+        n_ranks=1,
+        local_rank=0,
+        n_local=1,
+        device=torch.device("cpu"),
+        accelerator=HostAccelerator(),
+    )
+    with pytest.raises(RunError, match=r"rank 1 does not see .* all hosts share"):
+        _save(second, "whole", tmp_path)
+
+
+def test_resume_names_a_run_a_checkpoint_or_nothing(tmp_path):
+    assert checkpoint.find("auto", tmp_path) is None
+    with pytest.raises(ConfigError, match="holds no complete checkpoint"):
+        checkpoint.find(str(tmp_path), tmp_path)
+    with pytest.raises(ConfigError, match="is no folder"):
+        checkpoint.find(str(tmp_path / "absent"), tmp_path)
+    _save(LONE, "whole", tmp_path)
+    folder = tmp_path / "checkpoints" / "step-1"
+    for text in ("auto", str(tmp_path), str(folder)):
+        assert checkpoint.find(text, tmp_path) == folder
+
+
+def test_a_later_format_or_a_broken_meta_is_refused(tmp_path):
+    _save(LONE, "whole", tmp_path)
+    meta = tmp_path / "checkpoints" / "step-1" / "meta.json"
+    meta.write_text(meta.read_text().replace('"format": 1', '"format": 2'))
+    with pytest.raises(ConfigError, match="format 2"):
+        _load_into(LONE, _values(), meta.parent)
+    meta.write_text("{")
+    with pytest.raises(ConfigError, match="cannot be read"):
+        _load_into(LONE, _values(), meta.parent)
+
+
+def test_the_log_is_told(tmp_path):
+    log = Writer(tmp_path / "log.jsonl")
+    state = _state(LONE, "whole", _values())
+    checkpoint.save(state, tmp_path, graph=GRAPH, keep=1, log=log)
+    log.close()
+    (event,) = read(tmp_path / "log.jsonl")
+    assert isinstance(event, CheckpointEvent)
+    assert (event.step, event.path) == (1, "checkpoints/step-1")
+    assert event.seconds > 0
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    run, step = Path(sys.argv[1]), int(sys.argv[2])
+    while True:
+        _save(LONE, "whole", run, step)
+        step += 1
