@@ -24,8 +24,8 @@ _Count = Annotated[int, msgspec.Meta(ge=0)]
 class Augment(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Changes made to training images, drawn anew for each (seed, epoch, index).
 
-    Shifts of up to `shift` pixels each way (the border is filled with the lowest pixel value) and
-    mirroring left to right in half of the cases.
+    Shifts of up to `shift` pixels each way (edge pixels are repeated), and mirroring left to
+    right in half of the cases.
     """
 
     shift: _Count = 0
@@ -63,9 +63,9 @@ class Digits(
 
     def open(self, seq_len: int | None, seed: int) -> Source:
         """Load the images."""
-        from . import digits
+        from .digits import open_digits
 
-        return digits.open_digits(self, seed)
+        return open_digits(self, seed)
 
 
 class Arrays(
@@ -130,9 +130,9 @@ class Arrays(
 
     def open(self, seq_len: int | None, seed: int) -> Source:
         """Load the arrays. Raises ConfigError where `check` or the data find a fault."""
-        from . import arrays
+        from .arrays import open_arrays
 
-        return arrays.open_arrays(self, seed)
+        return open_arrays(self, seed)
 
 
 class Images(
@@ -179,9 +179,9 @@ class Images(
 
     def open(self, seq_len: int | None, seed: int) -> Source:
         """List the images. Raises ConfigError where `check` or the data find a fault."""
-        from . import images
+        from .images import open_images
 
-        return images.open_images(self, seed)
+        return open_images(self, seed)
 
 
 class Svmlight(
@@ -219,6 +219,6 @@ class Svmlight(
 
     def open(self, seq_len: int | None, seed: int) -> Source:
         """Parse the files. Raises ConfigError where `check` or the data find a fault."""
-        from . import svmlight
+        from .svmlight import open_svmlight
 
-        return svmlight.open_svmlight(self)
+        return open_svmlight(self)

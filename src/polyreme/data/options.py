@@ -92,9 +92,9 @@ class Datasets(
 
     def open(self, seq_len: int | None, seed: int) -> Source:
         """Open the folder. Raises ConfigError where `check` or the data find a fault."""
-        from . import hugging_face
+        from .hugging_face import open_datasets
 
-        return hugging_face.open_datasets(self, seq_len)
+        return open_datasets(self, seq_len)
 
 
 Data = PythonSource | Text | Tokens | Digits | Arrays | Images | Svmlight | Datasets

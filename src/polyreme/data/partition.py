@@ -28,7 +28,7 @@ class Dirichlet(
 ):
     """Each class is dealt by shares drawn from Dirichlet(alpha); amounts differ.
 
-    Small `alpha`: few workers hold a class. Source: Yurochkin et al. 2019, section 4.1.
+    Small `alpha`: few workers hold a class. Source: Yurochkin et al. 2019, section 4.
     """
 
     alpha: Annotated[float, msgspec.Meta(gt=0)]

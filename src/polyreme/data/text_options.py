@@ -62,9 +62,9 @@ class PythonSource(
 
     def open(self, seq_len: int | None, seed: int) -> Source:
         """Read the text. Raises ConfigError where `check` or the data find a fault."""
-        from . import text
+        from .text import open_python_source
 
-        return text.open_python_source(self, seq_len)
+        return open_python_source(self, seq_len)
 
 
 class Text(
@@ -104,9 +104,9 @@ class Text(
 
     def open(self, seq_len: int | None, seed: int) -> Source:
         """Read and encode the text. Raises ConfigError where the data have a fault."""
-        from . import text
+        from .text import open_text
 
-        return text.open_text(self, seq_len)
+        return open_text(self, seq_len)
 
 
 class Tokens(
@@ -156,9 +156,9 @@ class Tokens(
 
     def open(self, seq_len: int | None, seed: int) -> Source:
         """Map the files. Raises ConfigError where `check` or the data find a fault."""
-        from . import tokens
+        from .tokens import open_tokens
 
-        return tokens.open_tokens(self, seq_len)
+        return open_tokens(self, seq_len)
 
 
 def unlabelled(partition: Partition | None) -> list[Violation]:
