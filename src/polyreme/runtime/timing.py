@@ -3,13 +3,43 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch.distributed.fsdp._fully_shard import _fsdp_api
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepTimes:
+    """Where the time of a step went: `compute_s + comm_s + wait_s = step_s`, means over ranks."""
+
+    step_s: float
+    compute_s: float
+    comm_s: float
+    wait_s: float
+
+
+def step_times(step_s: float, blocked_s: float, compute_s: Sequence[float], rank: int) -> StepTimes:
+    """Split this rank's step.
+
+    `compute_s` holds, for each rank, the time up to the end-of-step exchange in which it was not
+    blocked: a rank waits for the slowest as long as it is faster. What this rank does after the
+    exchange (the update) is taken as the same for all; the rest is communication.
+
+    >>> step_times(1.0, 0.5, (0.5, 0.3), 0)
+    StepTimes(step_s=1.0, compute_s=0.4, comm_s=0.5, wait_s=0.1)
+    """
+    mean = sum(compute_s) / len(compute_s)
+    update_s = max(0.0, step_s - blocked_s - compute_s[rank])
+    busy_s = min(step_s, mean + update_s)
+    wait_s = min(step_s - busy_s, max(compute_s) - mean)
+    return StepTimes(
+        step_s=step_s, compute_s=busy_s, comm_s=step_s - busy_s - wait_s, wait_s=wait_s
+    )
 
 
 class Traffic:

@@ -1,0 +1,54 @@
+"""Scores the model on the held-out samples, which the ranks share."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from ..data.order import share
+from ..data.source import Source
+from ..graph.loss import IGNORE_LABEL, cross_entropy
+from .apply.data import Applied
+from .feed import Feed, heldout
+from .mesh import World
+from .state import average_buffers
+
+
+def evaluate(
+    applied: Applied, world: World, source: Source, feed: Feed, *, batch: int
+) -> dict[str, float]:
+    """Metrics by name; all ranks call it together and get the same.
+
+    Always ``heldout_loss`` (nats per label), for classifiers ``test_accuracy`` too: the share of
+    labels that are the arg-max, whose counts are exact whatever the number of ranks. The data's
+    own baselines stand beside. Without held-out samples there is nothing.
+    """
+    if not source.n_heldout:
+        return {}
+    average_buffers(applied, world)
+    data_rank = world.data_rank(applied.layout)
+    everything = np.arange(source.n_heldout, dtype=np.int64)
+    ours = share(everything, data_rank, world.n_ranks)
+    n_batches = -(-len(share(everything, 0, world.n_ranks)) // batch)  # the first has most
+    sums = torch.zeros(3, dtype=torch.float64, device=world.device)
+    applied.stage.eval()
+    with torch.no_grad():
+        for fields in heldout(source, ours, batch, n_batches):
+            if fields is None and not applied.units:
+                continue
+            microbatch = feed.microbatch(fields)
+            logits = applied.stage(microbatch.fields)
+            loss_sum, weight = cross_entropy(logits, microbatch.labels)
+            counted = microbatch.labels != IGNORE_LABEL
+            right = (logits.argmax(-1) == microbatch.labels) & counted
+            sums += torch.stack([loss_sum.double(), weight.double(), right.sum().double()])
+    applied.reshard()
+    applied.stage.train()
+    if world.group is not None:
+        applied.traffic.all_reduce(sums, world.group)
+    loss_sum_, weight_, right_ = sums.tolist()
+    weight_ = weight_ or float("nan")
+    metrics = {"heldout_loss": loss_sum_ / weight_}
+    if source.metric == "test_accuracy":
+        metrics["test_accuracy"] = right_ / weight_
+    return metrics | dict(source.baselines())

@@ -1,0 +1,276 @@
+"""The training loop: steps, evaluations, checkpoints and the record of them."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import torch
+
+from .. import runlog
+from ..data.order import Order
+from ..errors import RunError
+from .apply.data import apply
+from .driver import Driver, StepResult
+from .evaluate import evaluate
+from .feed import Feed
+from .job import Job
+from .mesh import World
+from .state import Progress, State
+
+
+class OnStep(Protocol):
+    """Told of every step on rank 0, for a progress bar."""
+
+    def __call__(
+        self,
+        *,
+        step: int,
+        n_steps: int,
+        loss: float | None,
+        samples_per_s: float,
+        memory_bytes: int,
+    ) -> None:
+        """`step` of `n_steps` is done; a skipped one has no loss."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """What this process knows at the end of a run, or of one attempt of it.
+
+    `steps`, `samples` and `tokens` count from the run's first step, `step_s`, `compute_s` and
+    `wire_bytes` are of this attempt. `skipped` steps changed nothing.
+    """
+
+    status: runlog.Status
+    steps: int
+    samples: int
+    tokens: int
+    seconds: float
+    final_loss: float | None
+    metrics: Mapping[str, float]
+    step_s: tuple[float, ...]
+    compute_s: tuple[float, ...]
+    wire_bytes: int
+    peak_bytes: int
+    skipped: int
+    state: State = field(repr=False)
+
+    @property
+    def step_s_median(self) -> float | None:
+        """Median seconds of a step."""
+        return statistics.median(self.step_s) if self.step_s else None
+
+
+def train(
+    job: Job,
+    world: World,
+    *,
+    log: runlog.Writer | None = None,
+    stop: Callable[[], bool] | None = None,
+    save: Callable[[State], None] | None = None,
+    load: Callable[[State], Progress] | None = None,
+    progress: OnStep | None = None,
+) -> Outcome:
+    """Train a job on this process; all processes call it together.
+
+    `log` and `progress` matter on rank 0. `stop` is asked after each step on every rank; one that
+    says yes ends the run on all. `save` is called on all ranks every `checkpoint_every` steps and
+    at the end. `load` fills the state's tensors in place and says how far the run had come.
+
+    Raises RunError on all ranks when more than `max_skipped` steps in a row were not finite.
+    """
+    return _Run(job, world, log, stop, save, progress).play(load)
+
+
+class _Run:
+    def __init__(
+        self,
+        job: Job,
+        world: World,
+        log: runlog.Writer | None,
+        stop: Callable[[], bool] | None,
+        save: Callable[[State], None] | None,
+        progress: OnStep | None,
+    ) -> None:
+        self.job, self.world = job, world
+        self.log = log if world.is_first else None
+        self.stop, self.save = stop, save
+        self.progress = progress if world.is_first else None
+        settings, plan = job.train, job.plan
+        self.order = Order(
+            n_samples=job.source.n_train,
+            global_batch=settings.global_batch,
+            seed=settings.seed,
+            tail=settings.tail,
+        )
+        if settings.steps is not None:
+            self.n_steps = settings.steps
+        else:
+            assert settings.epochs is not None, "the spec gives steps or epochs"
+            self.n_steps = self.order.n_steps(settings.epochs)
+        self.applied = apply(
+            job.graph, plan, world, seed=settings.seed, compile_layers=settings.compile
+        )
+        self.driver = Driver(self.applied, world, job.algorithm.rule, clip_norm=settings.clip_norm)
+        self.state = State(self.applied, self.driver.optimizers, world)
+        self.data_rank = world.data_rank(self.applied.layout)
+        self.feed = Feed(
+            source=job.source,
+            order=self.order,
+            graph=job.graph,
+            world=world,
+            data_rank=self.data_rank,
+            n_microbatches=plan.microbatches,
+        )
+        share = -(-settings.global_batch // world.n_ranks)
+        self.eval_batch = -(-share // plan.microbatches)
+        self.metrics: dict[str, float] = {}
+        self.final_loss: float | None = None
+        self.step_s: list[float] = []
+        self.compute_s: list[float] = []
+        self.n_skipped = 0
+        self.peak_bytes = 0
+
+    def play(self, load: Callable[[State], Progress] | None) -> Outcome:
+        start_s = time.monotonic()
+        if load is not None:
+            self.state.restored(load(self.state))
+        done = self.state.progress.step
+        evaluated = saved = None
+        stopped = False
+        self.applied.stage.train()
+        with self.feed.steps(done, self.n_steps) as reads:
+            self.driver.begin()
+            for read in reads:
+                result = self._step(read)
+                done = self.state.progress.step
+                stopped = result.stop
+                if stopped:
+                    break
+                if self._due(self.job.train.eval_every, done):
+                    self._evaluate()
+                    evaluated = done
+                if self._due(self.job.train.checkpoint_every, done):
+                    self._save()
+                    saved = done
+                self.driver.begin()
+        if not stopped and evaluated != done:
+            self._evaluate()
+        if saved != done:
+            self._save()
+        return Outcome(
+            status="interrupted" if stopped and done < self.n_steps else "done",
+            steps=done,
+            samples=self.state.progress.samples,
+            tokens=self.state.progress.tokens,
+            seconds=time.monotonic() - start_s,
+            final_loss=self.final_loss,
+            metrics=self.metrics,
+            step_s=tuple(self.step_s),
+            compute_s=tuple(self.compute_s),
+            wire_bytes=self.applied.traffic.sent_bytes,
+            peak_bytes=self.peak_bytes,
+            skipped=self.n_skipped,
+            state=self.state,
+        )
+
+    def _step(self, read: list[dict[str, torch.Tensor] | None]) -> StepResult:
+        settings, before = self.job.train, self.state.progress
+        n_samples = self.feed.n_samples(before.step)
+        torch.manual_seed(_mix(settings.seed, before.step, self.data_rank))
+        sent_bytes = self.applied.traffic.sent_bytes
+        factor = settings.schedule.factor(before.step, self.n_steps)
+        result = self.driver.step(
+            self.feed.to_device(read, with_fillers=bool(self.applied.units)),
+            nominal_weight=float(n_samples * self.feed.labels_per_sample),
+            rate_factor=factor,
+            stop=self.stop is not None and self.stop(),
+        )
+        self.state.progress = Progress(
+            step=before.step + 1,
+            samples=before.samples + n_samples,
+            tokens=before.tokens + n_samples * self.feed.tokens_per_sample,
+            skipped_in_row=before.skipped_in_row + 1 if result.skipped else 0,
+        )
+        self.step_s.append(result.times.step_s)
+        self.compute_s.append(result.times.compute_s)
+        self.n_skipped += result.skipped
+        self.peak_bytes = max(self.peak_bytes, result.memory_bytes)
+        if not result.skipped:
+            self.final_loss = result.loss
+        self._record(result, n_samples, factor, self.applied.traffic.sent_bytes - sent_bytes)
+        if self.state.progress.skipped_in_row > settings.max_skipped:
+            where = "" if result.rank is None else f" on rank {result.rank}"
+            raise RunError(
+                f"step {before.step + 1}: {self.state.progress.skipped_in_row} steps in a row were "
+                f"skipped, more than train.max_skipped; the last because {result.reason}{where}"
+            )
+        return result
+
+    def _record(self, result: StepResult, n_samples: int, factor: float, sent_bytes: int) -> None:
+        now, step_s = self.state.progress, result.times.step_s
+        if self.progress is not None:
+            self.progress(
+                step=now.step,
+                n_steps=self.n_steps,
+                loss=result.loss,
+                samples_per_s=n_samples / step_s,
+                memory_bytes=result.memory_bytes,
+            )
+        due = now.step % self.job.train.log_every == 0 or now.step == self.n_steps
+        if self.log is None or not (due or result.skipped):
+            return
+        self.log.write(
+            runlog.StepEvent(
+                t=self.log.t,
+                attempt=self.log.attempt,
+                step=now.step,
+                loss=result.loss,
+                grad_norm=result.grad_norm,
+                lr=self.job.algorithm.rule.lr * factor,
+                samples=n_samples,
+                tokens=n_samples * self.feed.tokens_per_sample,
+                step_s=step_s,
+                compute_s=result.times.compute_s,
+                comm_s=result.times.comm_s,
+                wait_s=result.times.wait_s,
+                wire_bytes=sent_bytes,
+                memory_bytes=result.memory_bytes,
+                skipped=result.skipped,
+                reason=result.reason,
+                rank=result.rank,
+            )
+        )
+
+    def _evaluate(self) -> None:
+        found = evaluate(
+            self.applied, self.world, self.job.source, self.feed, batch=self.eval_batch
+        )
+        if not found:
+            return
+        self.metrics = found
+        if self.log is not None:
+            self.log.write(
+                runlog.EvalEvent(
+                    t=self.log.t,
+                    attempt=self.log.attempt,
+                    step=self.state.progress.step,
+                    metrics=self.metrics,
+                )
+            )
+
+    def _save(self) -> None:
+        if self.save is not None:
+            self.save(self.state)
+
+    def _due(self, every: int | None, done: int) -> bool:
+        return every is not None and done % every == 0
+
+
+def _mix(seed: int, step: int, rank: int) -> int:
+    """A seed for a step's random numbers on one rank: a run that resumes draws the same."""
+    return (seed * 1_000_003 + step) * 65_537 + rank & (2**63 - 1)
