@@ -19,7 +19,8 @@ from typing import Any
 
 import msgspec
 import torch
-from torch.distributed import checkpoint as dcp
+from torch.distributed.checkpoint import state_dict_loader, state_dict_saver
+from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
 from .. import __version__
@@ -66,9 +67,9 @@ def save(
     _check_shared(partial, world)
     tensors = state.tensors()
     with _quiet():
-        dcp.save(
+        state_dict_saver.save(
             tensors,
-            storage_writer=dcp.FileSystemWriter(partial, thread_count=1),
+            storage_writer=FileSystemWriter(partial, thread_count=1),
             no_dist=world.group is None,
         )
     if world.is_first:
@@ -129,9 +130,9 @@ def load(state: State, folder: Path, *, graph: LayerGraph) -> Progress:
         )
         raise ConfigError([violation])
     with _quiet():
-        dcp.load(
+        state_dict_loader.load(
             tensors,
-            storage_reader=dcp.FileSystemReader(folder),
+            storage_reader=FileSystemReader(folder),
             no_dist=state.world.group is None,
         )
     return meta.progress
@@ -257,7 +258,7 @@ def _check_shared(partial: Path, world: World) -> None:
 
 def _stored(folder: Path) -> dict[str, tuple[int, ...]]:
     """Shapes of the tensors in a checkpoint by name."""
-    index = dcp.FileSystemReader(folder).read_metadata()
+    index = FileSystemReader(folder).read_metadata()
     return {
         name: tuple(entry.size)
         for name, entry in index.state_dict_metadata.items()

@@ -97,7 +97,7 @@ def write(
 def _append(file: BinaryIO, tensor: torch.Tensor) -> None:
     if tensor.numel():
         flat = tensor.detach().cpu().contiguous().reshape(-1)
-        file.write(memoryview(flat.view(torch.uint8).numpy()))
+        file.write(flat.view(torch.uint8).numpy().data)
 
 
 def _n_bytes(tensor: torch.Tensor) -> int:
