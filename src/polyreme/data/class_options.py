@@ -212,10 +212,7 @@ class Svmlight(
 
     def check(self) -> list[Violation]:
         """Everything wrong with these options, as far as is seen without reading the data."""
-        found = files.missing("data.path", self.path)
-        if isinstance(self.heldout, str):
-            found += files.missing("data.heldout", self.heldout)
-        return found
+        return files.parts(self.path, self.heldout)
 
     def open(self, seq_len: int | None, seed: int) -> Source:
         """Parse the files. Raises ConfigError where `check` or the data find a fault."""

@@ -34,6 +34,8 @@ def open_digits(options: Digits, seed: int) -> LabelledSource:
         field="pixel_values",
         shape=(options.channels, _SIDE, _SIDE),
         n_classes=10,
-        fingerprint=fingerprint.of(repr(options), images[:, 0], classes),
+        fingerprint=fingerprint.of(
+            repr((options.channels, options.heldout, options.augment)), images[:, 0], classes
+        ),
         drawn=None if options.augment is None else Drawn(options=options.augment, seed=seed),
     )

@@ -44,6 +44,20 @@ def missing(field: str, path: str) -> list[Violation]:
     ]
 
 
+def parts(path: str, heldout: float | str) -> list[Violation]:
+    """What is missing of the files to train on and to hold out, or is in both."""
+    found = missing("data.path", path)
+    if not isinstance(heldout, str):
+        return found
+    found += missing("data.heldout", heldout)
+    both = {file.resolve() for file in find(path)} & {file.resolve() for file in find(heldout)}
+    if both:
+        rule = f"names a file that data.path trains on too: {min(both).name}"
+        legal = "other files than those of data.path"
+        found.append(Violation(path="data.heldout", value=heldout, rule=rule, legal=legal))
+    return found
+
+
 def content(path: Path) -> bytes:
     """The bytes of a file, unpacked where it ends in ``.gz``; ConfigError if it is damaged."""
     try:

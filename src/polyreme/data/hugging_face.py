@@ -65,7 +65,7 @@ def _split(options: Datasets, field: str, name: str) -> Any:
 
 
 def _documents(rows: Any, column: str) -> list[tuple[str, bytes]]:
-    return [(f"row {number}", row.encode()) for number, row in enumerate(rows[column])]
+    return [(f"row {number}", row.encode()) for number, row in enumerate(rows[column]) if row]
 
 
 def _labelled(options: Datasets, train: Any, out: Any) -> LabelledSource:
@@ -107,11 +107,11 @@ def _labelled(options: Datasets, train: Any, out: Any) -> LabelledSource:
         assert isinstance(options.heldout, float | int)
         taught, held = split.stratified(classes[0], options.heldout)
         parts = (whole.take(taught), whole.take(held))
-    marks = [train._fingerprint, out._fingerprint if out is not None else ""]
+    marks = [train._fingerprint, repr(options.heldout) if out is None else out._fingerprint]
     return LabelledSource(
         *parts,
         field=field,  # type: ignore[arg-type]
         shape=shape,
         n_classes=n_classes,
-        fingerprint=fingerprint.of(repr(options), *marks),
+        fingerprint=fingerprint.of(repr((options.columns, options.size, options.channels)), *marks),
     )

@@ -31,7 +31,11 @@ def open_images(options: Images, seed: int) -> LabelledSource:
         field="pixel_values",
         shape=(options.channels, options.size, options.size),
         n_classes=len(names),
-        fingerprint=fingerprint.of(options.size, options.channels, repr(options.heldout), *listed),
+        fingerprint=fingerprint.of(
+            repr((options.size, options.channels, options.augment)),
+            repr(None if isinstance(options.heldout, str) else options.heldout),
+            *listed,
+        ),
         drawn=None if options.augment is None else Drawn(options=options.augment, seed=seed),
     )
 

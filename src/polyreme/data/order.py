@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Literal, Protocol
 
@@ -115,6 +116,8 @@ class Order:
         self._stream = Stream(
             n_samples=n_samples, batch=global_batch, key=shuffle.key(seed), tail=tail
         )
+        # One process asks for the parts of many workers of the same step.
+        self._recent = functools.lru_cache(maxsize=4)(self._stream.batch)
         self.steps_per_epoch = self._stream.steps_per_epoch
 
     def n_steps(self, epochs: int) -> int:
@@ -123,7 +126,7 @@ class Order:
 
     def batch(self, step: int) -> np.ndarray:
         """Sample numbers (int64) of the global batch of a step."""
-        return self._stream.batch(step)
+        return self._recent(step).copy()
 
     def local(self, step: int, worker: int, n_workers: int) -> np.ndarray:
         """A worker's contiguous part of the global batch; empty if a short batch has too few."""

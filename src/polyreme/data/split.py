@@ -38,6 +38,9 @@ def stratified(labels: np.ndarray, share: float) -> tuple[np.ndarray, np.ndarray
         place = shuffle.at(np.arange(round(share * n)), n, shuffle.key(int(label)))
         heldout.append(members[place])
     out = np.sort(np.concatenate([np.empty(0, dtype=np.int64), *heldout]))
+    if share and not len(out):
+        rule, legal = "holds out nothing, as no class has enough samples", "a larger share, or 0"
+        raise ConfigError([Violation(path="data.heldout", value=share, rule=rule, legal=legal)])
     return np.setdiff1d(np.arange(len(labels)), out), out
 
 

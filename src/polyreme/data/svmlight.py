@@ -40,7 +40,7 @@ def open_svmlight(options: Svmlight) -> LabelledSource:
         field="features",
         shape=(x[0].shape[1],),
         n_classes=n_classes,
-        fingerprint=fingerprint.of(repr(options.heldout), *stored, *y),
+        fingerprint=fingerprint.of("" if tested else repr(options.heldout), *stored, *y),
     )
 
 

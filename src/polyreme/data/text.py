@@ -70,17 +70,16 @@ def source(
     encode, vocab = encoder(tokenizer)
 
     def joined(chosen: Sequence[tuple[str, bytes]]) -> Joined:
-        filled = [(name, text) for name, text in chosen if text]
-        last = len(filled) - 1
+        last = len(chosen) - 1
         tokens = [
             encode(text + (separator if place < last else b""), name)
-            for place, (name, text) in enumerate(filled)
+            for place, (name, text) in enumerate(chosen)
         ]
         return Joined([np.concatenate(tokens)] if tokens else [])
 
     if not isinstance(heldout, float | int):
-        train, out = joined(documents), joined(heldout)
-    elif len(documents) == 1:
+        return TokenSource(joined(documents), joined(heldout), seq_len=seq_len, vocab=vocab)
+    if len(documents) <= 1:
         whole = joined(documents)
         train, out = whole.cut(round(len(whole) * (1 - heldout)))
     else:
@@ -89,7 +88,7 @@ def source(
         chosen = set(taken)
         train = joined([d for place, d in enumerate(documents) if place not in chosen])
         out = joined([documents[place] for place in taken])
-    return TokenSource(train, out, seq_len=seq_len, vocab=vocab)
+    return TokenSource(train, out if heldout else None, seq_len=seq_len, vocab=vocab)
 
 
 def open_text(options: Text, seq_len: int | None) -> TokenSource:
@@ -109,10 +108,12 @@ def open_text(options: Text, seq_len: int | None) -> TokenSource:
 def _documents(path: str) -> list[tuple[str, bytes]]:
     found = files.find(path)
     root = os.path.commonpath([file.parent for file in found])
-    return [
-        (file.relative_to(root).as_posix(), files.content(file).removeprefix(codecs.BOM_UTF8))
-        for file in found
-    ]
+    documents = []
+    for file in found:
+        text = files.content(file).removeprefix(codecs.BOM_UTF8)
+        if text:
+            documents.append((file.relative_to(root).as_posix(), text))
+    return documents
 
 
 def open_python_source(options: PythonSource, seq_len: int | None) -> TokenSource:

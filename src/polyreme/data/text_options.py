@@ -97,10 +97,11 @@ class Text(
 
     def check(self) -> list[Violation]:
         """Everything wrong with these options, as far as is seen without reading the data."""
-        found = files.missing("data.path", self.path) + unlabelled(self.partition)
-        if isinstance(self.heldout, str):
-            found += files.missing("data.heldout", self.heldout)
-        return found + tokenizer_missing(self.tokenizer)
+        return [
+            *files.parts(self.path, self.heldout),
+            *unlabelled(self.partition),
+            *tokenizer_missing(self.tokenizer),
+        ]
 
     def open(self, seq_len: int | None, seed: int) -> Source:
         """Read and encode the text. Raises ConfigError where the data have a fault."""
@@ -139,13 +140,12 @@ class Tokens(
 
     def check(self) -> list[Violation]:
         """Everything wrong with these options, as far as is seen without reading the data."""
-        found = unlabelled(self.partition)
+        found = files.parts(self.path, self.heldout) + unlabelled(self.partition)
         width = int(self.dtype.lstrip("uint")) // 8
         places = [("data.path", self.path)]
         if isinstance(self.heldout, str):
             places.append(("data.heldout", self.heldout))
         for field, path in places:
-            found += files.missing(field, path)
             for file in files.find(path):
                 size = file.stat().st_size - self.header_bytes
                 if size < 0 or size % width:

@@ -22,14 +22,21 @@ if TYPE_CHECKING:
 
 
 class TokenSource:
-    """Sample i of T tokens: inputs tokens[iT : iT+T], labels tokens[iT+1 : iT+T+1]."""
+    """Sample i of T tokens: inputs tokens[iT : iT+T], labels tokens[iT+1 : iT+T+1].
+
+    `heldout` is None if nothing is to be held out. Raises ConfigError if a part has no sample.
+    """
 
     metric = "heldout_loss"
 
-    def __init__(self, train: Joined, heldout: Joined, *, seq_len: int | None, vocab: int) -> None:
+    def __init__(
+        self, train: Joined, heldout: Joined | None, *, seq_len: int | None, vocab: int
+    ) -> None:
         if seq_len is None:
             rule, legal = "must be given for text", "tokens per sample, such as 256"
             raise ConfigError([Violation(path="train.seq_len", value=None, rule=rule, legal=legal)])
+        asked = heldout is not None
+        heldout = Joined([]) if heldout is None else heldout
         self._train, self._heldout = train, heldout
         self._seq_len, self._vocab = seq_len, vocab
         self.n_train = max(0, len(train) - 1) // seq_len
@@ -38,7 +45,7 @@ class TokenSource:
             _too_short(name, len(tokens), seq_len)
             for name, tokens, n in (
                 ("training", train, self.n_train),
-                ("held-out", heldout, self.n_heldout or not len(heldout)),
+                ("held-out", heldout, self.n_heldout or not asked),
             )
             if not n
         ]
@@ -95,7 +102,7 @@ def _too_short(name: str, n_tokens: int, seq_len: int) -> Violation:
         path="train.seq_len",
         value=seq_len,
         rule=f"needs {seq_len + 1} tokens, and the {name} part has {n_tokens}",
-        legal=f"1 to {n_tokens - 1}" if n_tokens > 1 else "none: more text is needed",
+        legal=f"1 to {n_tokens - 1}" if n_tokens > 1 else "none with so little text",
     )
 
 
@@ -103,12 +110,12 @@ def open_tokens(options: Tokens, seq_len: int | None) -> TokenSource:
     """Map the files; the tail is held out, or files of their own."""
     if found := options.check():
         raise ConfigError(found)
-    whole = Joined([_mapped(path, options) for path in files.find(options.path)])
+    train = Joined([_mapped(path, options) for path in files.find(options.path)])
+    heldout: Joined | None = None
     if isinstance(options.heldout, str):
-        train = whole
         heldout = Joined([_mapped(path, options) for path in files.find(options.heldout)])
-    else:
-        train, heldout = whole.cut(round(len(whole) * (1 - options.heldout)))
+    elif options.heldout:
+        train, heldout = train.cut(round(len(train) * (1 - options.heldout)))
     return TokenSource(train, heldout, seq_len=seq_len, vocab=options.vocab)
 
 
