@@ -34,7 +34,7 @@ lint: $(VENV)/.developed
 	$(BIN)/mypy
 
 docs: $(VENV)/.developed
-	$(BIN)/python -m polyreme.spec_reference > docs/spec.md
+	$(BIN)/python -m polyreme.spec.reference > docs/spec.md
 
 clean:
 	rm -rf $(VENV) build dist runs src/*.egg-info

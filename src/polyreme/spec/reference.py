@@ -156,7 +156,9 @@ def _meanings(cls: type) -> dict[str, str]:
     text = _docstring(cls)
     listed = _listed(text)
     body = " ".join(text.replace("``", "`").split())
-    clauses = [each.rstrip(".;") for each in re.split(r"(?<=[.;])\s+(?=[A-Z`a-z])", body)]
+    clauses = [
+        each.rstrip(".;") for each in re.split(r"(?<=[.;])\s+(?=[A-Z`a-z])(?![^()]*\))", body)
+    ]
     found = {}
     for name in cls.__struct_fields__:  # type: ignore[attr-defined]
         naming = [each for each in clauses if f"`{name}`" in each]

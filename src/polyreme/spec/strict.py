@@ -8,6 +8,7 @@ nothing of fields that are wrong (see `Partial`).
 from __future__ import annotations
 
 import difflib
+import functools
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -35,9 +36,7 @@ def read(
     tables in `trusted` no ``check()`` is asked.
     """
     reading = _Reading(trusted)
-    node = types.type_info(cls)
-    assert isinstance(node, types.StructType)
-    value = reading.struct("", document, node)
+    value = reading.struct("", document, _node(cls))
     unique = {(each.path, each.rule): each for each in reversed(reading.violations)}
     return value, list(reversed(unique.values()))
 
@@ -195,6 +194,13 @@ class _Reading:
         found = Violation(path=path, value=plain(value), rule=rule, legal=wanted)
         self.violations.append(found)
         return _WRONG
+
+
+@functools.cache
+def _node(cls: type[msgspec.Struct]) -> types.StructType:
+    node = types.type_info(cls)
+    assert isinstance(node, types.StructType)
+    return node
 
 
 def _default(field: types.Field) -> Any:
