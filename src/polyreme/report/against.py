@@ -102,7 +102,11 @@ def reach(run: Run, target: Target) -> Reach | None:
     for event in run.evals:
         value = event.metrics.get(target.metric)
         if value is not None and target.reached(value):
-            by_step = {step.step: step.samples for step in run.steps if step.step <= event.step}
+            by_step = {
+                step.step: step.samples * n_steps
+                for step, n_steps in zip(run.steps, run.covered, strict=True)
+                if step.step <= event.step
+            }
             return Reach(step=event.step, samples=sum(by_step.values()), seconds=event.t)
     return None
 

@@ -118,16 +118,16 @@ def totals(run: Run) -> Totals:
     median = statistics.median(times) if times else None
     ends = [group[-1].t for group in (run.steps, run.evals, run.faults) if group]
     return Totals(
-        steps=len({event.step for event in run.steps}),
-        samples=sum(event.samples for event in run.steps),
-        tokens=sum(event.tokens for event in run.steps),
+        steps=run.steps[-1].step if run.steps else 0,
+        samples=round(summed(run, "samples")),
+        tokens=round(summed(run, "tokens")),
         seconds=max(ends, default=0.0),
         final_loss=last_loss,
         metrics=run.evals[-1].metrics if run.evals else {},
         step_s_median=median,
         throughput=run.steps[-1].samples / median if median else None,
         mfu=None,
-        wire_bytes=sum(event.wire_bytes for event in run.steps),
+        wire_bytes=round(summed(run, "wire_bytes")),
         workers=None,
         devices=run.restarts[-1].devices if run.restarts else _planned_devices(run),
         peak_bytes=peak_bytes(run),
@@ -136,6 +136,12 @@ def totals(run: Run) -> Totals:
 
 def _planned_devices(run: Run) -> int | None:
     return len(run.plan.order) if run.plan else None
+
+
+def summed(run: Run, field: str) -> float:
+    """The sum of a field over all steps; one that was not logged counts like the next logged."""
+    pairs = zip(run.steps, run.covered, strict=True)
+    return math.fsum(getattr(event, field) * n_steps for event, n_steps in pairs)
 
 
 def factors(run: Run, effectiveness: float | None = None) -> tuple[Factor, ...]:
@@ -202,11 +208,11 @@ def meaning_of_w(run: Run, parts: tuple[Factor, ...]) -> str:
 
 
 def time_shares(run: Run) -> tuple[Share, ...]:
-    """Compute, communication and waiting over all logged steps."""
+    """Compute, communication and waiting over all steps."""
     sums = {
-        "compute": sum(event.compute_s for event in run.steps),
-        "communication": sum(event.comm_s for event in run.steps),
-        "waiting": sum(event.wait_s for event in run.steps),
+        "compute": summed(run, "compute_s"),
+        "communication": summed(run, "comm_s"),
+        "waiting": summed(run, "wait_s"),
     }
     whole = sum(sums.values())
     if not whole > 0:
@@ -217,9 +223,9 @@ def time_shares(run: Run) -> tuple[Share, ...]:
 def wall_shares(run: Run) -> tuple[Share, ...]:
     """Wall time: steps, and the rest (start-up, evaluation, checkpoints, repeated attempts)."""
     total = totals(run)
-    in_steps = sum(event.step_s for event in run.steps)
+    in_steps = summed(run, "step_s")
     rest = total.seconds - in_steps
-    if len(run.steps) < total.steps or not in_steps or rest < 0:
+    if not in_steps or rest < 0:
         return ()
     return (
         Share(name="steps", amount=in_steps, share=in_steps / total.seconds),

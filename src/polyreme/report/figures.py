@@ -137,7 +137,10 @@ def _axes(run: Run) -> Axes:
     return Axes(
         np.array([event.step for event in run.steps], dtype=np.int64),
         np.array([event.t for event in run.steps], dtype=np.float64),
-        np.cumsum([event.wire_bytes for event in run.steps], dtype=np.float64),
+        np.cumsum(
+            [e.wire_bytes * n for e, n in zip(run.steps, run.covered, strict=True)],
+            dtype=np.float64,
+        ),
     )
 
 

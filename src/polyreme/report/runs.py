@@ -58,6 +58,19 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
         """Whether seconds are those of a virtual clock."""
         return self.summary is not None and "simulated" in self.summary.basis.values()
 
+    @property
+    def covered(self) -> tuple[int, ...]:
+        """How many steps each step event stands for (``train.log_every`` thins them)."""
+        starts = {event.attempt: event.step for event in self.restarts}
+        counts = []
+        attempt, last = None, 0
+        for event in self.steps:
+            if event.attempt != attempt:
+                attempt, last = event.attempt, starts.get(event.attempt, event.step - 1)
+            counts.append(max(1, event.step - last))
+            last = event.step
+        return tuple(counts)
+
 
 def read_run(folder: Path) -> Run:
     """Read a run folder, complete or not.
