@@ -1,7 +1,8 @@
 """Times between and beyond what a profile holds.
 
-Microbatches and sizes: straight lines between measured points (made monotone, so noise never
-makes more work cheaper), the last slope beyond them. Group sizes: the ring formula from the
+Microbatches and sizes: straight lines between measured points, the last slope beyond them. A point
+above a larger size's is lowered to it: more work takes no less time, and noise only adds. Group
+sizes: the ring formula from the
 nearest measured one.
 """
 
@@ -24,7 +25,7 @@ class Curve:
         assert len(sizes) == len(seconds) > 0, "a curve has a point"
         assert all(low < high for low, high in pairwise(sizes)), "sorted"
         self._sizes = list(sizes)
-        self._seconds = list(accumulate((max(0.0, value) for value in seconds), max))
+        self._seconds = _lowered(seconds)
         self._slope = self._last_slope()
 
     def __call__(self, size: float) -> float:
@@ -57,6 +58,11 @@ class Curve:
             if rise > 0:
                 return rise / (self._sizes[-1] - self._sizes[-2])
         return self._seconds[-1] / self._sizes[-1]
+
+
+def _lowered(seconds: Sequence[float]) -> list[float]:
+    """The largest rising sequence that is nowhere above the measured one."""
+    return list(accumulate((max(0.0, value) for value in reversed(seconds)), min))[::-1]
 
 
 class Fit:

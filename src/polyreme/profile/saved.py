@@ -50,7 +50,7 @@ def saved_bytes(graph: LayerGraph, precision: str) -> Mapping[str, SavedBytes]:
     right. Memory that does not grow with the batch (masks) is counted as if it did.
     """
     traces: dict[tuple[object, ...], _Trace] = {}
-    specs = _specs(graph)
+    specs = tensor_specs(graph)
     owner: dict[str, str] = {}
     saved_once: set[str] = set()
     kept_once: set[str] = set()
@@ -103,9 +103,15 @@ def tensor_dtype(spec: TensorSpec, precision: str) -> torch.dtype:
     return dtype
 
 
-def _specs(graph: LayerGraph) -> dict[str, TensorSpec]:
-    """Every tensor of the graph by the name under which layers read it."""
-    specs = {f"batch:{name}": spec for name, spec in graph.inputs.items()}
+def tensor_specs(graph: LayerGraph) -> dict[str, TensorSpec]:
+    """Every tensor of the graph by the name under which layers read it.
+
+    Floating fields of a batch are cast to the dtype that layers compute in.
+    """
+    specs = {
+        f"batch:{name}": TensorSpec(spec.shape) if "float" in spec.dtype else spec
+        for name, spec in graph.inputs.items()
+    }
     for layer in graph.layers:
         specs.update({f"{layer.name}.{name}": spec for name, spec in layer.outputs.items()})
     return specs

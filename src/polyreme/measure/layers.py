@@ -1,0 +1,198 @@
+"""Forward and backward seconds of layer kinds on this device, against the microbatch."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
+
+from ..errors import RunError
+from ..graph.loss import cross_entropy
+from ..profile.record import LayerTimes
+from ..profile.saved import SavedBytes, compute_dtype, tensor_dtype, tensor_specs
+from .agree import largest, mean
+
+if TYPE_CHECKING:
+    import torch
+
+    from ..graph.layer import Layer, LayerGraph
+    from ..runtime.mesh import World
+    from ..sample import TensorSpec
+
+MICROBATCHES = tuple(2**power for power in range(10))
+MEMORY_SHARE = 0.4  # of what is free may be taken by one microbatch
+ENOUGH_S = 0.25  # a pass this long tells the slope; larger microbatches are not tried
+REPEATS = 5
+REPEAT_S = 0.15  # long passes are repeated less often, but at least once
+
+Play = Callable[[], tuple[float, float]]
+
+
+def measure_layers(
+    graph: LayerGraph,
+    precision: str,
+    world: World,
+    saved: Mapping[str, SavedBytes],
+    budget_s: float,
+) -> dict[str, LayerTimes]:
+    """Times of every kind; kinds share the seconds, each gets at least one microbatch.
+
+    The loss is part of the layer that gives the logits, if no other layer is of its kind.
+
+    Raises:
+        RunError: one sample does not fit; names the layer.
+    """
+    kinds: dict[str, Layer] = {layer.kind: layer for layer in graph.layers}
+    light_first = sorted(kinds.items(), key=lambda item: item[1].flops)  # leave more to the rest
+    times = {}
+    for index, (kind, layer) in enumerate(light_first):
+        start_s = time.perf_counter()
+        stand = _Stand(graph, layer, precision, world)
+        times[kind] = _measure_kind(stand, saved[kind], budget_s / (len(kinds) - index))
+        budget_s -= largest(world, time.perf_counter() - start_s)
+    return times
+
+
+class _Stand:
+    """One layer on this device, with everything that a pass over a microbatch takes."""
+
+    def __init__(self, graph: LayerGraph, layer: Layer, precision: str, world: World) -> None:
+        self.layer = layer
+        self.world = world
+        self.module = _filled(graph, layer, precision, world)
+        specs = tensor_specs(graph)
+        self._inputs = [(name, specs[name]) for name in layer.inputs]
+        self._precision = precision
+        last, _, output = graph.output.rpartition(".")
+        alone = Counter(other.kind for other in graph.layers)[layer.kind] == 1
+        ends_here = alone and last == layer.name
+        self._logits = list(layer.outputs).index(output) if ends_here else None
+
+    def play(self, microbatch: int) -> Play:
+        """A function that runs one forward and one backward pass and gives the seconds of each."""
+        import torch
+
+        accelerator = self.world.accelerator
+        arguments = [
+            self._random(name, spec, microbatch).requires_grad_(
+                not name.startswith("batch:") and "int" not in spec.dtype and spec.dtype != "bool"
+            )
+            for name, spec in self._inputs
+        ]
+        weights = [weight for weight in self.module.parameters() if weight.requires_grad]
+        leaves = [*weights, *(argument for argument in arguments if argument.requires_grad)]
+
+        def ends() -> list[torch.Tensor]:
+            out = self.module(*arguments)
+            outputs = list(out) if isinstance(out, tuple) else [out]
+            if self._logits is not None:
+                logits = outputs[self._logits]
+                labels = torch.zeros(logits.shape[:-1], dtype=torch.int64, device=logits.device)
+                outputs[self._logits] = cross_entropy(logits, labels)[0]
+            return [output for output in outputs if output.requires_grad]
+
+        directions = [torch.ones_like(end) for end in ends()]
+
+        def play() -> tuple[float, float]:
+            for leaf in leaves:
+                leaf.grad = None
+            with accelerator.timer() as forward:
+                outputs = ends()
+            if not outputs:
+                return forward.seconds, 0.0
+            with accelerator.timer() as backward:
+                torch.autograd.backward(outputs, directions)
+            return forward.seconds, backward.seconds
+
+        return play
+
+    def _random(self, name: str, spec: TensorSpec, microbatch: int) -> torch.Tensor:
+        """Values such as the layer may get: numbers near 0, or indices that are legal anywhere."""
+        import torch
+
+        shape = (microbatch, *spec.shape)
+        dtype = tensor_dtype(spec, self._precision)
+        device = self.world.device
+        if dtype.is_floating_point:
+            return torch.randn(shape, dtype=dtype, device=device)
+        if dtype == torch.bool:
+            return torch.ones(shape, dtype=dtype, device=device)
+        rows = [
+            module.num_embeddings
+            for module in self.module.modules()
+            if isinstance(module, torch.nn.Embedding)
+        ]
+        return torch.randint(0, min(rows, default=2), shape, device=device).to(dtype)
+
+
+def _filled(graph: LayerGraph, layer: Layer, precision: str, world: World) -> torch.nn.Module:
+    """The layer on this device with weights, floating ones in the dtype that layers compute in."""
+    module = graph.build(layer.name).to_empty(device=world.device)
+    graph.initialise(layer.name, module, seed=0)
+    for weight in module.parameters():
+        if weight.is_floating_point():
+            weight.data = weight.data.to(compute_dtype(precision))
+    return module
+
+
+def _measure_kind(stand: _Stand, saved: SavedBytes, budget_s: float) -> LayerTimes:
+    """Microbatches 1, 2, 4, ... until a pass is long enough, or seconds or memory run out."""
+    world = stand.world
+    start_s = time.perf_counter()
+    sizes: list[int] = []
+    passes: list[tuple[float, ...]] = []
+    for size in MICROBATCHES:
+        timed = _time(stand, size)
+        if timed is None:
+            break
+        sizes.append(size)
+        passes.append(timed)
+        left_s = budget_s - largest(world, time.perf_counter() - start_s)
+        next_s = 2 * sum(timed)
+        if sum(timed) > ENOUGH_S or next_s + min(next_s * REPEATS, REPEAT_S) > left_s:
+            break
+        if not _fits(world, 2 * size * saved.saved):
+            break
+    if not passes:
+        raise RunError(
+            f'layer "{stand.layer.name}" ran out of memory on one sample; a device must hold one '
+            "layer and one sample to measure it"
+        )
+    return LayerTimes(
+        microbatch=tuple(sizes),
+        forward_s=tuple(pair[0] for pair in passes),
+        backward_s=tuple(pair[1] for pair in passes),
+        saved_bytes_per_sample=saved.saved,
+        recompute_bytes_per_sample=saved.recompute,
+    )
+
+
+def _time(stand: _Stand, size: int) -> tuple[float, ...] | None:
+    """Median forward and backward seconds, mean over processes; None if memory ran out on one."""
+    import torch
+
+    world = stand.world
+    play: Play | None = None
+    warm_s = 0.0
+    try:
+        play = stand.play(size)
+        warm_s = sum(play())
+    except torch.OutOfMemoryError:
+        play = None
+    if largest(world, float(play is None)) or play is None:
+        return None
+    repeats = int(REPEAT_S / max(largest(world, warm_s), 1e-9))
+    world.barrier()
+    passes = [play() for _ in range(min(REPEATS, max(1, repeats)))]
+    forward_s, backward_s = (statistics.median(column) for column in zip(*passes, strict=True))
+    return mean(world, [forward_s, backward_s])
+
+
+def _fits(world: World, need_bytes: int) -> bool:
+    """Whether every process has room for so much; host memory is shared by its processes."""
+    free_bytes = world.accelerator.free_bytes() * MEMORY_SHARE
+    if world.accelerator.on_host:
+        need_bytes *= world.n_local
+    return not largest(world, float(need_bytes > free_bytes))

@@ -1,0 +1,73 @@
+"""Makes profiles: runs a model's layer kinds and this group's collectives on this machine.
+
+All processes measure at the same time, so what they take from one another (cores, memory, links)
+is in the numbers; what each found is averaged, and every process returns the same profile.
+"""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING
+
+from ..cluster.detect import hardware
+from ..profile.record import Profile
+from ..profile.saved import saved_bytes
+from ..profile.store import inputs_hash, versions
+from .agree import largest, no_garbage
+from .device import matmul_flops, optimizer_s_per_byte
+from .layers import measure_layers
+from .links import measure_links, measure_overlap
+
+if TYPE_CHECKING:
+    from ..cluster.types import Cluster
+    from ..graph.layer import LayerGraph
+    from ..runtime.mesh import World
+
+HOST_BUDGET_S = 3.5
+DEVICE_BUDGET_S = 30.0
+LINKS_SHARE = 0.4
+
+
+def measure(
+    graph: LayerGraph,
+    cluster: Cluster,
+    precision: str,
+    world: World,
+    budget_s: float | None = None,
+) -> Profile:
+    """The profile of a model on this machine; `cluster` is what was detected here.
+
+    `budget_s` is about how long layers and collectives are run; the least that must be measured
+    is measured however long it takes.
+
+    Raises:
+        RunError: one sample of one layer does not fit on the device.
+    """
+    if budget_s is None:
+        budget_s = HOST_BUDGET_S if world.accelerator.on_host else DEVICE_BUDGET_S
+    links_s = budget_s * LINKS_SHARE if world.group is not None else 0.0
+    saved = saved_bytes(graph, precision)
+    world.barrier()
+    held_bytes = world.accelerator.held_bytes()
+    with no_garbage():
+        layers = measure_layers(graph, precision, world, saved, budget_s - links_s)
+        collectives = measure_links(world, links_s)
+        overlap = measure_overlap(world)
+        flops = matmul_flops(world, precision)
+        update_s = optimizer_s_per_byte(world)
+    if not world.accelerator.on_host:  # communicators take device memory at their first use
+        held_bytes = world.accelerator.held_bytes()
+    return Profile(
+        layers=layers,
+        collectives=collectives,
+        optimizer_s_per_byte=update_s,
+        matmul_flops=flops,
+        overlap=overlap,
+        context_bytes=int(largest(world, held_bytes)),
+        precision=precision,
+        assumed=False,
+        date=datetime.now(UTC).isoformat(timespec="seconds"),
+        hardware=hardware(cluster),
+        versions=versions(),
+        inputs_hash=inputs_hash(graph, cluster, precision),
+    )

@@ -1,0 +1,384 @@
+"""Presets, cluster texts and files, accelerators and detection."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+import polyreme
+from polyreme.cluster import accelerator as accelerators
+from polyreme.cluster.accelerator import (
+    Accelerator,
+    HostAccelerator,
+    available,
+    register,
+    unregister,
+)
+from polyreme.cluster.detect import detect, hardware
+from polyreme.cluster.file import encode, read, write
+from polyreme.cluster.options import ClusterOptions
+from polyreme.cluster.parse import first, parse, parse_preset
+from polyreme.cluster.presets import PRESETS, preset, recognise
+from polyreme.errors import ConfigError
+
+SOURCE = Path(polyreme.__file__).parent
+# Not "cpu": that is where host memory is, and rooms that may not import this one need to say so.
+BACKENDS = {"cuda", "nccl", "npu", "hccl", "xpu", "xccl", "ccl", "mps", "hip", "gloo", "mpi"}
+# Tensor rates that datasheets print with sparsity: no peak of ours may be one of these.
+SPARSE = {1979e12, 1671e12, 1513e12, 989e12, 835e12, 756e12 * 2, 624e12, 3958e12}
+
+
+class ToyAccelerator(HostAccelerator):
+    """Three devices of a make of its own; tensors lie in host memory."""
+
+    def count(self) -> int:
+        return 3
+
+    def device_name(self, index: int = 0) -> str:
+        return "Toy 3000"
+
+
+@pytest.fixture
+def toy():
+    entry = ToyAccelerator(name="toy", memory_limit_bytes=50_000_000)
+    register(entry)
+    yield entry
+    unregister("toy")
+
+
+# Presets
+
+
+def test_h200_has_the_dense_peak_not_the_sparse_one() -> None:
+    known = recognise("NVIDIA H200")
+    assert known is not None
+    assert known.device.peak_flops["bf16"] == 989.5e12
+
+
+def test_no_preset_holds_a_sparse_peak() -> None:
+    for entry in PRESETS:
+        for dtype in ("bf16", "fp16"):
+            assert entry.device.peak_flops.get(dtype) not in SPARSE
+        tf32 = entry.device.peak_flops.get("tf32")
+        assert tf32 is None or tf32 == pytest.approx(entry.device.peak_flops["bf16"] / 2, rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "NVIDIA H20",
+        "NVIDIA GH200 480GB",
+        "NVIDIA H100 80GB HBM3 MIG 1g.10gb",
+        "NVIDIA H2000",
+        "Ascend910B1",
+        "A card from nowhere",
+        "",
+    ],
+)
+def test_an_unknown_device_name_is_not_taken_for_a_known_one(name) -> None:
+    assert recognise(name) is None
+
+
+@pytest.mark.parametrize(
+    ("reported", "bf16"),
+    [
+        ("NVIDIA H100 80GB HBM3", 989.4e12),
+        ("NVIDIA H100 PCIe", 756e12),
+        ("NVIDIA H100 NVL", 835.5e12),
+        ("NVIDIA H200 NVL", 835.5e12),
+        ("NVIDIA A100-SXM4-40GB", 312e12),
+        ("Tesla V100-SXM2-32GB", None),
+        ("BW1000", 480e12),
+    ],
+)
+def test_form_factors_have_their_own_peaks(reported, bf16) -> None:
+    known = recognise(reported)
+    assert known is not None
+    assert known.device.peak_flops.get("bf16") == bf16
+
+
+def test_every_figure_names_a_source() -> None:
+    for entry in PRESETS:
+        assert len(entry.device.source) > 10, entry.device.name
+        assert len(entry.intra.source) > 10
+        assert len(entry.inter.source) > 10
+
+
+def test_no_reported_name_belongs_to_two_presets() -> None:
+    names = [name.lower() for entry in PRESETS for name in entry.reported]
+    assert len(names) == len(set(names))
+    assert len({entry.device.name for entry in PRESETS}) == len(PRESETS)
+
+
+@pytest.mark.parametrize(
+    "name", ["H100", "H200", "A100", "V100", "Titan Xp", "Ascend 910A", "DCU BW1000", "CPU"]
+)
+def test_presets_go_by_their_everyday_names(name) -> None:
+    assert preset(name) is preset(name.lower().replace(" ", "-"))
+
+
+# Texts
+
+
+@pytest.mark.parametrize(
+    ("text", "hosts"),
+    [
+        ("1xH100", [1]),
+        ("8xH100", [8]),
+        ("32xH100", [8, 8, 8, 8]),
+        ("12xA100", [8, 4]),
+        ("2x16xH100", [16, 16]),
+        ("3x1xV100", [1, 1, 1]),
+        ("8xTitan Xp", [4, 4]),
+        ("20xCPU", [20]),
+    ],
+)
+def test_shapes_fill_hosts(text, hosts) -> None:
+    assert [host.n_devices for host in parse_preset(text).hosts] == hosts
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "H100", "x8xH100", "0xH100", "-1xH100", "8x", "8xH1000", "2x0xH100", "9999999x9xH100"],
+)
+def test_a_wrong_shape_is_a_violation(text) -> None:
+    (violation,) = ClusterOptions(preset=text).check()
+    assert violation.path == "cluster.preset"
+    assert violation.legal
+
+
+def test_a_text_is_a_preset_or_a_file(tmp_path: Path) -> None:
+    file = tmp_path / "cluster.toml"
+    write(parse("preset:2x2xH100"), file)
+    assert parse(str(file)) == parse("preset:2x2xH100")
+
+
+# Options
+
+
+def test_options_exclude_one_another_and_default_to_detection() -> None:
+    assert ClusterOptions().cluster() is None
+    assert ClusterOptions(devices=4).cluster() is None
+    assert len(ClusterOptions(preset="8xH100", file="cluster.toml").check()) == 1
+
+
+def test_devices_takes_the_first_ones_and_no_more_than_there_are() -> None:
+    cut = ClusterOptions(preset="2x8xH100", devices=12).cluster()
+    assert cut is not None
+    assert [host.n_devices for host in cut.hosts] == [8, 4]
+    (violation,) = ClusterOptions(preset="2x8xH100", devices=17).check()
+    assert violation.path == "cluster.devices"
+    assert "16" in violation.legal
+
+
+def test_cutting_a_cluster_drops_types_that_are_not_used(tmp_path: Path) -> None:
+    mixed = tmp_path / "mixed.toml"
+    mixed.write_text(MIXED)
+    cluster = read(mixed)
+    assert set(first(cluster, 4).device_types) == {"fast"}
+    assert first(cluster, cluster.n_devices) is cluster
+
+
+def test_options_are_read_without_torch() -> None:
+    code = (
+        "import sys; sys.modules['torch'] = None\n"
+        "from polyreme.cluster.options import ClusterOptions\n"
+        "assert ClusterOptions(preset='2x8xH100').cluster().n_devices == 16\n"
+        "import polyreme.cluster.accelerator, polyreme.cluster.detect"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+# Files
+
+MIXED = """
+name = "two kinds"
+
+[device_types.fast]
+preset = "H100"
+memory = "40 GiB"
+
+[device_types.slow]
+memory = "16 GB"
+peak_flops = { fp32 = "15.7 Tflops", fp16 = 1.25e14 }
+source = "the rack's label"
+
+[[hosts]]
+name = "new"
+device_type = "fast"
+devices = 4
+
+[[hosts]]
+device_type = "slow"
+devices = 8
+count = 2
+
+[intra]
+bandwidth = "150 GB/s"
+latency = "5 us"
+
+[inter]
+bandwidth = "100 Gbit/s"
+"""
+
+
+def test_a_file_reads_units_presets_and_counts(tmp_path: Path) -> None:
+    file = tmp_path / "cluster.toml"
+    file.write_text(MIXED)
+    cluster = read(file)
+    assert cluster.n_devices == 20
+    assert [host.name for host in cluster.hosts] == ["new", "host-1", "host-2"]
+    assert cluster.type_of(3).memory_bytes == 40 * 2**30
+    assert cluster.type_of(3).peak_flops["bf16"] == 989.4e12
+    assert cluster.type_of(19).peak_flops == {"fp32": 15.7e12, "fp16": 1.25e14}
+    assert cluster.type_of(19).memory_bandwidth_bytes_s is None
+    assert cluster.intra.latency_s == 5e-6
+    assert cluster.inter.bandwidth_bytes_s == 12.5e9
+
+
+def test_every_violation_of_a_file_comes_at_once(tmp_path: Path) -> None:
+    file = tmp_path / "cluster.toml"
+    file.write_text(
+        "speed = 1\n"
+        "[device_types.a]\nmemory = '80 XB'\npeak_flops = { bf16 = -1, int4 = 5 }\n"
+        "[device_types.b]\n[device_types.c]\npreset = 'H1000'\n"
+        "[[hosts]]\nname = 'x'\ndevice_type = 'a'\ndevices = 0\n"
+        "[[hosts]]\nname = 'x'\ndevice_type = 'z'\ndevices = true\n"
+        "[intra]\nlatency = -1\n[inter]\nbandwidth = 0\n"
+    )
+    violations = ClusterOptions(file=str(file)).check()
+    paths = [violation.path.removeprefix("cluster.file.") for violation in violations]
+    assert set(paths) >= {
+        "speed",
+        "device_types.a.memory",
+        "device_types.a.peak_flops.bf16",
+        "device_types.a.peak_flops.int4",
+        "device_types.b.memory",
+        "device_types.c.preset",
+        "hosts[0].devices",
+        "hosts[1].device_type",
+        "hosts[1].devices",
+        "hosts",
+        "intra.bandwidth",
+        "intra.latency",
+        "inter.bandwidth",
+    }
+    assert all(violation.rule and violation.legal for violation in violations)
+
+
+@pytest.mark.parametrize("text", ["", "hosts = 3", "= 3", "[hosts]\na = 1", "device_types = 1"])
+def test_a_broken_file_is_a_violation_not_a_crash(tmp_path: Path, text) -> None:
+    file = tmp_path / "cluster.toml"
+    file.write_text(text)
+    assert ClusterOptions(file=str(file)).check()
+    assert ClusterOptions(file=str(tmp_path)).check()
+    file.write_bytes(b"\xff\xfe")
+    assert ClusterOptions(file=str(file)).check()
+
+
+@pytest.mark.parametrize("name", [entry.device.name for entry in PRESETS])
+def test_a_cluster_survives_its_file(tmp_path: Path, name) -> None:
+    cluster = parse_preset(f"2x3x{name}")
+    write(cluster, tmp_path / "cluster.toml")
+    assert read(tmp_path / "cluster.toml") == cluster
+    odd = encode(cluster).replace("host-0", 'a \\"quoted\\" \\\\ name')
+    (tmp_path / "odd.toml").write_text(odd)
+    assert read(tmp_path / "odd.toml").hosts[0].name == 'a "quoted" \\ name'
+
+
+# Accelerators
+
+
+def test_backend_names_stand_in_one_file_alone() -> None:
+    found = []
+    for path in SOURCE.rglob("*.py"):
+        if path == SOURCE / "cluster" / "accelerator.py":
+            continue
+        for node in ast.walk(ast.parse(path.read_text())):
+            name = ""
+            if isinstance(node, ast.Constant) and isinstance(node.value, str):
+                name = node.value.partition(":")[0]
+            elif isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
+                name = node.attr if node.value.id == "torch" else ""
+            if name in BACKENDS:
+                found.append(f"{path.relative_to(SOURCE)}:{node.lineno} {name}")
+    assert not found
+
+
+def test_the_host_is_the_last_resort() -> None:
+    assert isinstance(available()[-1], HostAccelerator)
+    if not torch.accelerator.is_available():
+        assert isinstance(accelerators.detect(), HostAccelerator)
+
+
+def test_a_registered_accelerator_comes_first_and_its_limit_shows_in_the_cluster(toy) -> None:
+    assert accelerators.detect() is toy
+    assert accelerators.detect("toy") is toy
+    cluster = detect(toy, 2)
+    assert cluster.type_of(0).memory_bytes == 50_000_000
+    unregister("toy")
+    assert accelerators.detect() is not toy
+
+
+def test_an_accelerator_that_is_not_here_is_a_violation() -> None:
+    with pytest.raises(ConfigError) as caught:
+        accelerators.detect("abacus")
+    assert "abacus" in str(caught.value)
+    assert HostAccelerator().name in caught.value.violations[0].legal
+
+
+class UnknownCard(Accelerator):
+    """A device that no preset knows."""
+
+    def count(self) -> int:
+        return 2
+
+    def device_name(self, index: int = 0) -> str:
+        return "Card 9"
+
+    def total_bytes(self, index: int = 0, sharing: int = 1) -> int:
+        return (8 - index) * 10**9
+
+
+def test_an_unknown_device_has_no_peak_and_a_stated_link() -> None:
+    card = UnknownCard(name="card", device_type="card", backend="none")
+    cluster = detect(card)
+    assert cluster.type_of(0).peak_flops == {}
+    assert cluster.type_of(0).memory_bytes == 7 * 10**9  # the smallest of them
+    assert "assumed" in cluster.intra.source
+    assert hardware(cluster) == "2 x Card 9"
+    with pytest.raises(ConfigError):
+        detect(card, 3)
+
+
+def test_processes_share_the_memory_of_the_host() -> None:
+    host = HostAccelerator()
+    one, four = host.total_bytes(0, 1), host.total_bytes(0, 4)
+    assert 4 * four <= one <= 4 * four + 4
+    assert host.total_bytes(0, 4) == four  # the same each time, or plans would go stale
+    assert detect(host, 7).n_devices == 7  # more than there may be cores
+
+
+def test_the_peak_sees_memory_that_is_gone_and_can_start_anew() -> None:
+    host = HostAccelerator()
+    host.reset_peak()
+    before = host.peak_bytes()
+    block = torch.ones(2**26, dtype=torch.uint8)
+    del block
+    assert host.peak_bytes() >= before + 2**25
+    if sys.platform == "linux":
+        high = host.peak_bytes()
+        host.reset_peak()
+        assert host.peak_bytes() < high
+
+
+def test_a_timer_measures_its_block_alone() -> None:
+    host = HostAccelerator()
+    with host.timer() as timer:
+        assert timer.seconds != timer.seconds
+    assert 0.0 <= timer.seconds < 1.0
