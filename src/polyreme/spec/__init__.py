@@ -9,5 +9,6 @@ from .files import check as check
 from .files import dump as dump
 from .files import load as load
 from .files import parse as parse
+from .files import tables as tables
 from .options import Report as Report
 from .options import Spec as Spec
