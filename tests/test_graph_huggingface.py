@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from polyreme.graph.run import run
 from polyreme.graph.options import Transformers
+from polyreme.graph.run import run
 from polyreme.sample import SampleSpec, TensorSpec
 
 torch.set_num_threads(1)

@@ -13,11 +13,11 @@ import msgspec
 
 from ..errors import ConfigError, Violation
 from .options import TASKS, Task
-from .parts import Fill, assemble
-from .skeleton import Skeleton
+from .parts import assemble
+from .skeleton import Skeleton, Weights
 
 if TYPE_CHECKING:
-    from transformers import PretrainedConfig
+    from transformers import PretrainedConfig, PreTrainedModel
 
     from ..sample import SampleSpec
     from .layer import LayerGraph
@@ -97,32 +97,24 @@ def from_folder(folder: Path, task: Task | None, sample: SampleSpec) -> LayerGra
     module = importlib.import_module(f"transformers.models.{where}.configuration_{where}")
     text = "Text" if fields["model_type"].endswith("_text") else ""
     config = getattr(module, f"{prefix}{text}Config").from_dict(fields)
-    task = task or _task_of(config)
-    skeleton = _skeleton(config, task)
-    weights = FolderWeights(folder, skeleton)
-    return _cut(folder.resolve().name, skeleton, sample, weights)
+    skeleton = _skeleton(config, task or _task_of(config))
+    return _cut(folder.resolve().name, skeleton, sample, FolderWeights(folder, skeleton))
 
 
 def from_config(
-    name: str,
-    config: PretrainedConfig,
-    task: Task | None,
-    sample: SampleSpec,
-    fill: Fill | None = None,
+    name: str, config: PretrainedConfig, task: Task | None, sample: SampleSpec
 ) -> LayerGraph:
-    """The model of a transformers configuration; `fill` replaces the library's initialisation."""
-    if config.model_type not in TASKS:
-        raise ConfigError(
-            [
-                Violation(
-                    path="model.model_type",
-                    value=config.model_type,
-                    rule="is not a transformers model type that can be cut",
-                    legal=", ".join(TASKS),
-                )
-            ]
-        )
-    return _cut(name, _skeleton(config, task or _task_of(config)), sample, fill)
+    """The model of a transformers configuration, with fresh weights."""
+    return _cut(name, _skeleton(config, task or _task_of(config)), sample)
+
+
+def from_model(name: str, model: PreTrainedModel, sample: SampleSpec) -> LayerGraph:
+    """A transformers model; its weights are the initial values, its frozen ones stay frozen."""
+    task = _task_of(model.config, type(model).__name__)
+    skeleton = _skeleton(model.config, task)
+    frozen = {key for key, tensor in model.named_parameters() if not tensor.requires_grad}
+    state = model.state_dict()
+    return _cut(name, skeleton, sample, state, frozenset(frozen))
 
 
 def _skeleton(config: PretrainedConfig, task: Task) -> Skeleton:
@@ -135,7 +127,13 @@ def _skeleton(config: PretrainedConfig, task: Task) -> Skeleton:
         raise _refused(config.to_diff_dict(), error) from error
 
 
-def _cut(name: str, skeleton: Skeleton, sample: SampleSpec, fill: Fill | None) -> LayerGraph:
+def _cut(
+    name: str,
+    skeleton: Skeleton,
+    sample: SampleSpec,
+    weights: Weights | None = None,
+    frozen: frozenset[str] = frozenset(),
+) -> LayerGraph:
     family = importlib.import_module(
         f".family.{_WHERE[skeleton.config.model_type][2]}", __package__
     )
@@ -145,13 +143,18 @@ def _cut(name: str, skeleton: Skeleton, sample: SampleSpec, fill: Fill | None) -
     if found:
         raise ConfigError(found)
     parts = family.cut(skeleton, sample)
-    return assemble(name, parts, sample, fill or skeleton.fill, skeleton.aliases)
+    fill = skeleton.fill if weights is None else skeleton.copying(weights)
+    return assemble(name, parts, sample, fill, aliases=skeleton.aliases, frozen=frozen)
 
 
-def _task_of(config: PretrainedConfig) -> Task:
-    """The task that the configuration's own architecture names, else the type's first."""
+def _task_of(config: PretrainedConfig, class_name: str | None = None) -> Task:
+    """The task that the class or the configuration's own architecture names, else the first."""
+    if config.model_type not in TASKS:
+        rule = "is not a transformers model type that can be cut"
+        legal = ", ".join(TASKS)
+        raise ConfigError([_violation("model.model_type", config.model_type, rule, legal)])
     tasks = TASKS[config.model_type]
-    for architecture in config.architectures or ():
+    for architecture in [class_name] if class_name else config.architectures or ():
         for task in tasks:
             if architecture.endswith(_SUFFIX[task]):
                 return task

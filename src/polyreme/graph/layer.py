@@ -80,6 +80,19 @@ class LayerGraph:
         self._by_name = {layer.name: layer for layer in layers}
         assert len(self._by_name) == len(layers), "layer names must be unique"
 
+    def with_kinds(self, kinds: Mapping[str, str]) -> LayerGraph:
+        """The same graph with the kind of each layer given by its name."""
+        return LayerGraph(
+            name=self.name,
+            layers=tuple(
+                msgspec.structs.replace(layer, kind=kinds[layer.name]) for layer in self.layers
+            ),
+            inputs=self.inputs,
+            output=self.output,
+            builder=self._builder,
+            labels=self.labels,
+        )
+
     def layer(self, name: str) -> Layer:
         """The layer of that name; KeyError if there is none."""
         return self._by_name[name]

@@ -46,24 +46,30 @@ def assemble(
     parts: Sequence[Part],
     sample: SampleSpec,
     fill: Fill,
+    *,
     aliases: Mapping[str, str] | None = None,
+    frozen: frozenset[str] = frozenset(),
+    played: Sequence[nn.Module] = (),
 ) -> LayerGraph:
     """The graph of these parts; the last one's first output is the logits.
 
-    `aliases` maps whole-model names of tied parameters to the name that owns them.
+    `aliases` maps whole-model names of tied parameters to the name that owns them; `frozen`
+    names those that are not trained. `played` holds a module with real values for each part:
+    these are then played, each by itself, in place of what the parts make.
     """
     read = {tensor for part in parts for tensor in part.inputs if tensor.startswith("batch:")}
     inputs = {key: spec for key, spec in sample.fields.items() if f"batch:{key}" in read}
-    values = {f"batch:{key}": _meta(spec) for key, spec in inputs.items()}
-    played: dict[tuple[object, ...], _Played] = {}
+    like = played[0] if played else None
+    values = {f"batch:{key}": example(sample, key, like) for key in inputs}
+    kinds: dict[tuple[object, ...], _Played] = {}
     owned: set[str] = set()
     layers = []
-    for part in parts:
+    for index, part in enumerate(parts):
         arguments = [values[key] for key in part.inputs]
         key = (part.kind, *(argument.shape for argument in arguments))
-        if key not in played:
-            played[key] = _play(part.make(), arguments)
-        kind = played[key]
+        if key not in kinds:
+            kinds[key] = _play(played[index] if played else part.make().eval(), arguments)
+        kind = kinds[key]
         values.update(zip((f"{part.name}.{out}" for out in part.outputs), kind.out, strict=True))
         layer, owned = _layer(part, kind, aliases or {}, owned)
         layers.append(layer)
@@ -72,14 +78,20 @@ def assemble(
         layers=tuple(layers),
         inputs=inputs,
         output=f"{parts[-1].name}.{parts[-1].outputs[0]}",
-        builder=PartsBuilder(parts, layers, fill),
+        builder=PartsBuilder(parts, layers, fill, frozen),
     )
 
 
 class PartsBuilder:
     """Builds layers from their parts; the same values from the same seed, layer by layer."""
 
-    def __init__(self, parts: Sequence[Part], layers: Sequence[Layer], fill: Fill) -> None:
+    def __init__(
+        self,
+        parts: Sequence[Part],
+        layers: Sequence[Layer],
+        fill: Fill,
+        frozen: frozenset[str] = frozenset(),
+    ) -> None:
         self._parts = {part.name: part for part in parts}
         self._owner = {
             name: layer
@@ -88,10 +100,15 @@ class PartsBuilder:
             if name not in layer.ties
         }
         self._fill = fill
+        self._frozen = frozen
 
     def build(self, layer: Layer) -> nn.Module:
         """The layer's module on the meta device, in float32."""
-        return self._parts[layer.name].make()
+        module = self._parts[layer.name].make()
+        for local, tensor in module.named_parameters(remove_duplicate=False):
+            if layer.params[local] in self._frozen:
+                tensor.requires_grad_(False)
+        return module
 
     def initialise(self, layer: Layer, module: nn.Module, seed: int) -> None:
         """Fill the module; tied parameters get the values that their owner gets."""
@@ -155,7 +172,7 @@ class _Played:
 
 
 def _play(module: nn.Module, arguments: Sequence[torch.Tensor]) -> _Played:
-    out, flops = counted(module.eval(), arguments)
+    out, flops = counted(module, arguments)
     buffers = {name for name, _ in module.named_buffers(remove_duplicate=False)}
     sizes = {name: tensor.numel() for name, tensor in module.state_dict().items()}
     return _Played(out, flops, sizes, frozenset(buffers))
@@ -197,9 +214,18 @@ def _whole(local: str, names: Mapping[str, str]) -> str:
     raise AssertionError(f"{local} has no name in the whole model")
 
 
-def _meta(spec: TensorSpec) -> torch.Tensor:
+def example(sample: SampleSpec, field: str, like: nn.Module | None) -> torch.Tensor:
+    """One sample's field: on meta, or with values where the parameters of `like` are."""
+    spec = sample.fields[field]
     dtype = torch.float32 if spec.dtype == "compute" else getattr(torch, spec.dtype)
-    return torch.empty((1, *spec.shape), dtype=dtype, device="meta")
+    if like is None:
+        return torch.empty((1, *spec.shape), dtype=dtype, device="meta")
+    tensor = next(like.parameters(), torch.empty(0))
+    generator = torch.Generator().manual_seed(0)
+    if not dtype.is_floating_point:
+        whole = torch.randint(sample.n_classes, (1, *spec.shape), generator=generator)
+        return whole.to(tensor.device, dtype)
+    return torch.randn((1, *spec.shape), generator=generator).to(tensor.device, tensor.dtype)
 
 
 def _dtype(value: torch.Tensor) -> str:

@@ -197,15 +197,15 @@ PRESETS: Mapping[str, Configuration] = {
     "swin-huge": Configuration(
         model_type="swin",
         config={
-            "embed_dim": 352,
-            "depths": [2, 2, 18, 2],
-            "num_heads": [11, 22, 44, 88],
+            "embed_dim": 320,
+            "depths": [2, 2, 26, 2],
+            "num_heads": [8, 16, 32, 64],
             "window_size": 7,
             "image_size": 224,
             "patch_size": 4,
             "drop_path_rate": 0.1,
         },
-        summary="Swin-H, 0.66 B parameters, 2 + 2 + 18 + 2 blocks of 352 to 2816",
-        source="Xie et al. 2022, SimMIM, section 4 (SwinV2-H's widths with version 1 blocks)",
+        summary="Swin, 0.70 B parameters, 2 + 2 + 26 + 2 blocks of 320 to 2560",
+        source="Miao et al. 2022, Galvatron, table 2 (Swin-Huge-32)",
     ),
 }

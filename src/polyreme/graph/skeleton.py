@@ -5,16 +5,24 @@ from __future__ import annotations
 import copy
 import functools
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import nn
 
 from .layer import Layer
 from .options import Task
+from .parts import Fill
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel
+
+
+class Weights(Protocol):
+    """Tensors by whole-model name."""
+
+    def __getitem__(self, name: str, /) -> torch.Tensor:
+        """The tensor of that name."""
 
 
 class Skeleton:
@@ -71,9 +79,16 @@ class Skeleton:
         owned = {local for local, name in layer.params.items() if name not in layer.ties}
         self._fill(module, owned)
 
-    def fill_buffers(self, module: nn.Module) -> None:
-        """The buffers alone (they follow from the configuration)."""
-        self._fill(module, set())
+    def copying(self, weights: Weights) -> Fill:
+        """Takes values from whole-model names; buffers follow from the configuration."""
+
+        def fill(module: nn.Module, layer: Layer, _seed: int) -> None:
+            self._fill(module, set())
+            tensors = module.state_dict(keep_vars=True)
+            for local, whole in layer.params.items():
+                tensors[local].copy_(weights[whole])
+
+        return fill
 
     def _fill(self, module: nn.Module, owned: set[str]) -> None:
         kept = [
