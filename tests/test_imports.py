@@ -25,7 +25,8 @@ ROOMS = {
     "report": {"plan"},
     "spec": {"graph", "cluster", "plan", "planner", "algo", "sim", "data"},
 }
-ROOMS["api"] = set(ROOMS) | {"summary"}
+ROOMS["summary"] = {"plan", "profile", "graph", "cluster"}
+ROOMS["api"] = set(ROOMS)
 ROOMS["cli"] = {"api", "spec"}
 
 

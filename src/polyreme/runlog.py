@@ -9,12 +9,14 @@ from typing import IO, Any, Literal
 
 import msgspec
 
+_BLOCK_BYTES = 2**16
 Status = Literal["done", "interrupted", "failed"]
 
 
 class StepEvent(msgspec.Struct, frozen=True, kw_only=True, tag="step", tag_field="kind"):
     """One optimizer step, written by the first process.
 
+    `step` counts from 1. `samples`, `tokens`, seconds and `wire_bytes` are of this step alone.
     Seconds are means over processes: `compute_s` not blocked on others, `wait_s` blocked because
     another process was slower, `comm_s` blocked for the communication itself; they add up to
     `step_s`. `wire_bytes` is what one process sent. `memory_bytes` is the highest peak of any
@@ -111,17 +113,23 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Writer:
-    """Appends events to a file as they come, each line flushed."""
+    """Appends events to a file as they come, each line flushed.
 
-    def __init__(self, path: Path, *, attempt: int = 0) -> None:
-        self.attempt = attempt
-        self._start_s = time.monotonic()
+    A file that exists is gone on with: the line that a killed run cut is removed, the attempt is
+    the next one and the clock runs on from the last event. So the log of a resumed run drops no
+    event, and neither attempts nor seconds go back.
+    """
+
+    def __init__(self, path: Path, *, attempt: int | None = None) -> None:
+        last = _mend(path)
+        self.attempt = attempt if attempt is not None else last.attempt + 1
+        self._start_s = time.monotonic() - last.t
         self._encoder = msgspec.json.Encoder()
         self._file: IO[bytes] = path.open("ab")
 
     @property
     def t(self) -> float:
-        """Seconds since this writer was made."""
+        """Seconds since the run's first attempt began, without the time between attempts."""
         return time.monotonic() - self._start_s
 
     def write(self, event: Event) -> None:
@@ -134,20 +142,55 @@ class Writer:
         self._file.close()
 
 
+class _Mark(msgspec.Struct, frozen=True, kw_only=True):
+    """What every event has."""
+
+    t: float = 0.0
+    attempt: int = -1
+
+
+def _mend(path: Path) -> _Mark:
+    """Cut what follows the last whole line; that line's time and attempt."""
+    if not path.exists():
+        return _Mark()
+    with path.open("r+b") as file:
+        size = file.seek(0, 2)
+        start = size
+        tail = b""
+        while start and tail.rstrip(b"\n").count(b"\n") < 2:
+            step = min(_BLOCK_BYTES, start)
+            start -= step
+            file.seek(start)
+            tail = file.read(step) + tail
+        whole = tail[: tail.rfind(b"\n") + 1]
+        file.truncate(start + len(whole))
+    lines = whole.split()
+    return msgspec.json.decode(whole.splitlines()[-1], type=_Mark) if lines else _Mark()
+
+
 def read(path: Path) -> Iterator[Event]:
     """Events of a ``log.jsonl`` in order; a cut last line (a killed run) ends the stream.
 
     Raises msgspec.DecodeError for a broken line that is not the last.
     """
     decoder = msgspec.json.Decoder(Event)
-    lines = path.read_bytes().split(b"\n")
-    for number, line in enumerate(lines):
-        if not line:
-            continue
-        try:
-            event = decoder.decode(line)
-        except msgspec.DecodeError:
-            if number == len(lines) - 1:
-                return
-            raise
-        yield event
+    with path.open("rb") as file:
+        for line in file:
+            if not line.strip():
+                continue
+            try:
+                event = decoder.decode(line)
+            except msgspec.DecodeError:
+                if not line.endswith(b"\n"):
+                    return
+                raise
+            yield event
+
+
+def save_summary(summary: Summary, folder: Path) -> Path:
+    """Write ``summary.json`` into a run folder; it appears whole."""
+    path = folder / "summary.json"
+    partial = folder / ".summary.json.partial"
+    partial.write_bytes(msgspec.json.format(msgspec.json.encode(summary)) + b"\n")
+    partial.replace(path)
+    return path

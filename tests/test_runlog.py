@@ -1,0 +1,128 @@
+"""The log: whole lines only, attempts and seconds that never go back."""
+
+from __future__ import annotations
+
+import json
+
+import msgspec
+import pytest
+
+from polyreme import runlog
+from polyreme.runlog import CheckpointEvent, EvalEvent, FaultEvent, RestartEvent, StepEvent, Writer
+
+
+def step_event(step: int = 1, **changes) -> StepEvent:
+    plain = {
+        "t": float(step),
+        "attempt": 0,
+        "step": step,
+        "loss": 2.0,
+        "grad_norm": 1.0,
+        "lr": 0.1,
+        "samples": 8,
+        "tokens": 80,
+        "step_s": 0.5,
+        "compute_s": 0.3,
+        "comm_s": 0.1,
+        "wait_s": 0.1,
+        "wire_bytes": 100,
+        "memory_bytes": 1000,
+    }
+    return StepEvent(**(plain | changes))
+
+
+def _written(path, *events) -> None:
+    writer = Writer(path)
+    for event in events:
+        writer.write(event)
+    writer.close()
+
+
+def test_every_kind_of_event_comes_back_as_written(tmp_path):
+    events = [
+        RestartEvent(t=0.0, attempt=0, step=0, devices=2),
+        step_event(),
+        step_event(2, loss=None, skipped=True, reason="loss is not finite", rank=1),
+        EvalEvent(t=3.0, attempt=0, step=2, metrics={"heldout_loss": 1.5}),
+        CheckpointEvent(t=4.0, attempt=0, step=2, path="checkpoints/step-2", seconds=0.1),
+        FaultEvent(t=5.0, attempt=0, what="killed", rank=1, op=None),
+    ]
+    path = tmp_path / "log.jsonl"
+    _written(path, *events)
+    assert list(runlog.read(path)) == events
+    kinds = [json.loads(line)["kind"] for line in path.read_text().splitlines()]
+    assert kinds == ["restart", "step", "step", "eval", "checkpoint", "fault"]
+
+
+def test_an_event_is_in_the_file_as_soon_as_it_is_written(tmp_path):
+    path = tmp_path / "log.jsonl"
+    writer = Writer(path)
+    writer.write(step_event())
+    assert len(list(runlog.read(path))) == 1
+    writer.close()
+
+
+@pytest.mark.parametrize("kept", range(0, 200, 7))
+def test_a_log_cut_anywhere_is_read_and_gone_on_with(tmp_path, kept):
+    """After a cut the whole events stay, what was cut goes, and every line is JSON again."""
+    path = tmp_path / "log.jsonl"
+    _written(path, step_event(1), step_event(2))
+    whole = path.read_bytes()
+    n_cut = len(whole.splitlines()[1]) + 1 - kept
+    path.write_bytes(whole[: len(whole) - max(0, n_cut)])
+    before = list(runlog.read(path))
+    assert len(before) >= 1
+    _written(path, step_event(3))
+    after = [json.loads(line)["step"] for line in path.read_text().splitlines()]
+    assert after == [1, *([2] if n_cut <= 0 else []), 3]
+
+
+def test_a_broken_line_inside_is_an_error(tmp_path):
+    path = tmp_path / "log.jsonl"
+    _written(path, step_event(1), step_event(2))
+    path.write_bytes(path.read_bytes().replace(b"{", b"[", 1))
+    with pytest.raises(msgspec.DecodeError):
+        list(runlog.read(path))
+
+
+def test_attempts_and_the_clock_go_on(tmp_path):
+    path = tmp_path / "log.jsonl"
+    first = Writer(path)
+    assert first.attempt == 0
+    assert 0 <= first.t < 1
+    first.write(step_event(1, t=500.0))
+    first.close()
+    second = Writer(path)
+    assert second.attempt == 1
+    assert 500 <= second.t < 501
+    second.write(step_event(2, t=501.0, attempt=second.attempt))
+    second.close()
+    assert Writer(path).attempt == 2
+    assert Writer(path, attempt=7).attempt == 7
+
+
+@pytest.mark.parametrize("content", [b"", b"\n", b'{"kind": "step", "t'])
+def test_a_log_without_a_whole_event_starts_anew(tmp_path, content):
+    path = tmp_path / "log.jsonl"
+    path.write_bytes(content)
+    writer = Writer(path)
+    assert writer.attempt == 0
+    writer.write(step_event())
+    writer.close()
+    assert len(list(runlog.read(path))) == 1
+
+
+def test_a_last_event_longer_than_a_block_is_found(tmp_path):
+    path = tmp_path / "log.jsonl"
+    metrics = {f"metric {i}": 1.0 for i in range(20_000)}
+    _written(path, step_event(), EvalEvent(t=9.0, attempt=3, step=1, metrics=metrics))
+    assert path.stat().st_size > 2 * 2**16
+    assert Writer(path).attempt == 4
+
+
+def test_numbers_that_are_not_finite_stay_readable(tmp_path):
+    path = tmp_path / "log.jsonl"
+    _written(path, step_event(1, grad_norm=float("inf"), loss=float("nan")))
+    (event,) = runlog.read(path)
+    assert event.loss is None
+    assert event.grad_norm is None
