@@ -44,8 +44,9 @@ class BatchNorm(nn.BatchNorm2d):
             self.eps,
         )
         if self.training:
-            self.running_mean.copy_(mean)
-            self.running_var.copy_(variance)
+            if wide != self.running_mean.dtype:  # else batch_norm has moved them itself
+                self.running_mean.copy_(mean)
+                self.running_var.copy_(variance)
             assert self.num_batches_tracked is not None
             self.num_batches_tracked.add_(1)
         return out.to(input.dtype)
