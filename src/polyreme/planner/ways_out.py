@@ -16,7 +16,7 @@ from .draft import Draft
 from .room import Fitting
 from .space import Space, offer
 
-MOST_DEVICES_TIMES = 1024
+MOST_DEVICES = 2**16
 
 
 class Problem(msgspec.Struct, frozen=True, kw_only=True):
@@ -80,18 +80,16 @@ def _smaller_batch(problem: Problem, fitting: Fitting) -> Iterator[str]:
 
 
 def _more_devices(problem: Problem, fitting: Fitting) -> Iterator[str]:
-    """Looks only where states are cut into most parts."""
-    cluster = problem.cluster
+    """Twice as many, and so on, each with the draft that cuts most."""
+    larger = problem.cluster
     if problem.parallel.shard is not None and problem.parallel.replica is not None:
         return
-    times = 2
-    while times <= MOST_DEVICES_TIMES:
-        larger = msgspec.structs.replace(cluster, hosts=cluster.hosts * times)
-        changed = msgspec.structs.replace(problem, cluster=larger)
-        if _first_fit(changed, fitting, leanest=True) is not None:
+    while larger.n_devices <= MOST_DEVICES // 2:
+        larger = msgspec.structs.replace(larger, hosts=larger.hosts * 2)
+        space = msgspec.structs.replace(problem, cluster=larger).space()
+        if space is not None and _fitting(larger, fitting)(_leanest(space)).fits:
             yield f"{larger.n_devices} devices"
             return
-        times *= 2
 
 
 def _change(problem: Problem, changes: dict[str, None]) -> Problem:
@@ -99,17 +97,27 @@ def _change(problem: Problem, changes: dict[str, None]) -> Problem:
     return msgspec.structs.replace(problem, parallel=parallel)
 
 
-def _first_fit(problem: Problem, fitting: Fitting, *, leanest: bool = False) -> Draft | None:
-    """A draft that fits, if any does; `leanest`: among those that cut states into most parts."""
+def _first_fit(problem: Problem, fitting: Fitting) -> Draft | None:
+    """The simplest draft that fits, if any does."""
     space = problem.space()
     if space is None:
         return None
-    if leanest:
-        most = max(strategy.parts for strategy in space.strategies)
-        kept = tuple(strategy for strategy in space.strategies if strategy.parts == most)
-        space = msgspec.structs.replace(space, strategies=kept)
-    room = Fitting(fitting.memory, fitting.profile, problem.cluster)
+    room = _fitting(problem.cluster, fitting)
     return next((draft for draft in space.drafts() if room(draft).fits), None)
+
+
+def _leanest(space: Space) -> Draft:
+    """The draft that recomputes, cuts states into most parts and plays the smallest microbatch."""
+    best = max(
+        space.strategies,
+        key=lambda strategy: (strategy.parts, strategy.level == "params", strategy.recompute),
+    )
+    (*_, last) = msgspec.structs.replace(space, strategies=(best,)).drafts()
+    return last
+
+
+def _fitting(cluster: Cluster, fitting: Fitting) -> Fitting:
+    return Fitting(fitting.memory, fitting.profile, cluster)
 
 
 def _least_need(problem: Problem, fitting: Fitting) -> int:

@@ -11,6 +11,7 @@ from ...cluster.types import Cluster
 from ...profile.fit import Fit
 from ...profile.record import Profile
 from ..draft import Draft, Strategy
+from ..groups import Groups
 from .memory import Memory, Unit
 
 
@@ -75,10 +76,11 @@ class DataCost:
 
     def __call__(self, draft: Draft) -> StepTime:
         """Seconds of one step on the data rank that has most samples."""
+        groups = self.memory.classes.groups(draft)
         sizes = draft.microbatch_sizes
-        passes = {size: self._pass_s(draft, size) for size in sizes}
+        passes = {size: self._pass_s(groups, size) for size in sizes}
         compute_s = sum(sum(passes[size]) * count for size, count in sizes.items())
-        sharded, bucketed = self._sharded_traffic(draft), self._bucketed_traffic(draft)
+        sharded, bucketed = self._sharded_traffic(groups), self._bucketed_traffic(draft, groups)
         rounds = draft.microbatches
         forward_s, backward_s = passes[min(sizes)]
         overlap = self.profile.overlap
@@ -90,44 +92,45 @@ class DataCost:
             overlap if sharded_overlap is None else sharded_overlap,
         ) + bucketed.exposed_s(rounds, forward_s, backward_s, overlap if draft.overlap else 0.0)
         return StepTime(
-            compute_s=compute_s + self._update_s(draft),
+            compute_s=compute_s + self._update_s(groups),
             comm_s=sharded.comm_s(rounds) + bucketed.comm_s(rounds),
             exposed_comm_s=exposed_s,
         )
 
-    def _pass_s(self, draft: Draft, size: int) -> tuple[float, float]:
+    def _pass_s(self, groups: Groups, size: int) -> tuple[float, float]:
         """Forward and backward seconds of one microbatch; recomputing counts as backward."""
         forward_s = backward_s = 0.0
-        for layer in self.memory.graph.layers:
-            key = (layer.kind, size)
-            if key not in self._passes:
-                self._passes[key] = (
-                    self._fit.forward_s(layer.kind, size),
-                    self._fit.backward_s(layer.kind, size),
+        for index, strategy, count in groups.layers:
+            kind = self.memory.classes.layers[index].kind
+            if (kind, size) not in self._passes:
+                self._passes[kind, size] = (
+                    self._fit.forward_s(kind, size),
+                    self._fit.backward_s(kind, size),
                 )
-            forward, backward = self._passes[key]
-            forward_s += forward
-            backward_s += backward
-            if draft.strategies[layer.name].recompute:
-                backward_s += forward
+            forward, backward = self._passes[kind, size]
+            forward_s += forward * count
+            backward_s += backward * count
+            if strategy.recompute:
+                backward_s += forward * count
         return forward_s, backward_s
 
-    def _update_s(self, draft: Draft) -> float:
+    def _update_s(self, groups: Groups) -> float:
         """Seconds of the optimizer on the device that holds most."""
-        elements = sum(
-            unit.loose + math.ceil(unit.reduced / unit.parts)
-            for _, unit in self.memory.units(draft)
-        )
+        elements = 0
+        for index, strategy, count in groups.units:
+            unit = self.memory.unit(index, strategy.parts)
+            elements += (unit.loose + math.ceil(unit.reduced / unit.parts)) * count
         return elements * self.memory.widths.master * self.profile.optimizer_s_per_byte
 
-    def _sharded_traffic(self, draft: Draft) -> _Traffic:
+    def _sharded_traffic(self, groups: Groups) -> _Traffic:
         traffic = _Traffic()
-        for strategy, unit in self.memory.units(draft):
+        for index, strategy, count in groups.units:
+            unit = self.memory.unit(index, strategy.parts)
             if strategy.parts > 1 and unit.gathered:
-                self._add_unit(traffic, strategy, unit)
+                self._add_units(traffic, strategy, unit, count)
         return traffic
 
-    def _add_unit(self, traffic: _Traffic, strategy: Strategy, unit: Unit) -> None:
+    def _add_units(self, traffic: _Traffic, strategy: Strategy, unit: Unit, count: int) -> None:
         """Gathered in the compute dtype, reduced in the master's; over replicas once a step."""
         wide = self.memory.widths
         shard_hosts, replica_hosts = self._n_hosts(strategy.replica, strategy.shard)
@@ -138,23 +141,26 @@ class DataCost:
         part_bytes = reduced_bytes // unit.parts
         replicas_s = collective_s("all_reduce", strategy.replica, part_bytes, replica_hosts)
         if strategy.level == "params":
-            traffic.gather_each += gather_s
+            traffic.gather_each += gather_s * count
         else:
-            traffic.gather_once += gather_s
+            traffic.gather_once += gather_s * count
         if strategy.level == "optimizer":
-            traffic.reduce_last += reduce_s
+            traffic.reduce_last += reduce_s * count
         else:
-            traffic.reduce_each += reduce_s
-        traffic.reduce_last += replicas_s
+            traffic.reduce_each += reduce_s * count
+        traffic.reduce_last += replicas_s * count
         if not traffic.first_gather:
             traffic.first_gather = gather_s
             traffic.last_reduce = reduce_s + replicas_s
 
-    def _bucketed_traffic(self, draft: Draft) -> _Traffic:
+    def _bucketed_traffic(self, draft: Draft, groups: Groups) -> _Traffic:
         """Gradients that are whole on every device: all-reduced in buckets, once a step."""
         traffic = _Traffic()
         wide = self.memory.widths
-        whole_bytes = sum(unit.loose for _, unit in self.memory.units(draft)) * wide.master
+        whole_bytes = wide.master * sum(
+            self.memory.unit(index, strategy.parts).loose * count
+            for index, strategy, count in groups.units
+        )
         n_devices = draft.n_devices
         if n_devices > 1 and whole_bytes:
             n_hosts = self._n_hosts(1, n_devices)[0]

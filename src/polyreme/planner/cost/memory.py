@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Mapping
-from itertools import pairwise
+from collections.abc import Mapping, Sequence
 
 import msgspec
 
@@ -17,7 +16,8 @@ from ...graph.layer import LayerGraph
 from ...plan.ir import LayerPlan, Precision, Workload, data_layout
 from ...profile.record import Profile
 from ..draft import Draft, Strategy
-from ..shapes import LayerShapes, read_shapes
+from ..groups import Classes, Groups
+from ..shapes import LayerShapes
 
 SCALAR_BYTES = 4  # a step count is float32 whatever the precision
 SLACK_SHARE = 0.05  # of what is allocated anew in each step; assumed: rounding, fragments
@@ -86,47 +86,48 @@ def storage(
 
 
 class Memory:
-    """Memory of one model under any draft; remembers what equal layers need."""
+    """Memory of one model under any draft."""
 
     def __init__(self, graph: LayerGraph, workload: Workload) -> None:
         self.graph = graph
         self.workload = workload
-        self.shapes = read_shapes(graph)
         self.widths = WIDTHS[workload.precision]
-        self._units = _tied_units(graph)
-        self._buffer_bytes = sum(shapes.buffer_bytes for shapes in self.shapes.values())
+        self.classes = Classes(graph)
+        self._buffer_bytes = sum(
+            self.classes.layers[index].shapes.buffer_bytes
+            for index in self.classes.layer_of.values()
+        )
         self._store = functools.cache(self._stored)
-        self._unit = functools.cache(_count)
+        self.unit = functools.cache(self._unit)
 
     def layer_storage(self, name: str, strategy: Strategy, shard_index: int) -> Storage:
         """Bytes of one layer on the devices at an index of the shard axis."""
-        return self._store(self.shapes[name], strategy.parts, min(shard_index, strategy.parts - 1))
+        return self._held(self.classes.layer_of[name], strategy, shard_index)
 
     def storage(self, draft: Draft, shard_index: int) -> Storage:
         """Parameters, gradients and optimizer states of a device, to the byte."""
-        total = Storage()
-        for name, strategy in draft.strategies.items():
-            total += self.layer_storage(name, strategy, shard_index)
-        return total
+        return self._storage(self.classes.groups(draft), shard_index)
 
-    def units(self, draft: Draft) -> tuple[tuple[Strategy, Unit], ...]:
-        """What is gathered and reduced together, in the graph's order."""
-        return tuple(
-            (strategy := draft.strategies[names[0]], self._unit(shapes, strategy.parts))
-            for names, shapes in self._shaped_units
-        )
+    def _storage(self, groups: Groups, shard_index: int) -> Storage:
+        parameters = gradients = optimizer = 0
+        for index, strategy, count in groups.layers:
+            held = self._held(index, strategy, shard_index)
+            parameters += held.parameters * count
+            gradients += held.gradients * count
+            optimizer += held.optimizer * count
+        return Storage(parameters=parameters, gradients=gradients, optimizer=optimizer)
 
-    @functools.cached_property
-    def _shaped_units(self) -> tuple[tuple[tuple[str, ...], tuple[LayerShapes, ...]], ...]:
-        return tuple((names, tuple(self.shapes[name] for name in names)) for names in self._units)
+    def _held(self, index: int, strategy: Strategy, shard_index: int) -> Storage:
+        return self._store(index, strategy.parts, min(shard_index, strategy.parts - 1))
 
-    def _stored(self, shapes: LayerShapes, parts: int, index: int) -> Storage:
+    def _stored(self, index: int, parts: int, shard_index: int) -> Storage:
         wide = self.widths
         copy = wide.compute if wide.compute != wide.master else 0
         parameters = gradients = optimizer = 0
-        for param in shapes.params:
+        for param in self.classes.layers[index].shapes.params:
             if parts > 1 and not param.special:
-                held, local = param.padded_elements(parts), param.local_elements(parts, index)
+                held = param.padded_elements(parts)
+                local = param.local_elements(parts, shard_index)
                 parameters += held * wide.master
             else:
                 held = local = param.n_elements
@@ -139,10 +140,11 @@ class Memory:
 
     def causes(self, draft: Draft, profile: Profile, shard_index: int) -> dict[str, int]:
         """Peak bytes by cause of the devices at an index of the shard axis."""
-        held = self.storage(draft, shard_index)
-        activations = self._activation_bytes(draft, profile)
-        logits = self._logits_bytes(draft.microbatch)
-        buffers = self._moving_bytes(draft) + self._buffer_bytes
+        groups = self.classes.groups(draft)
+        held = self._storage(groups, shard_index)
+        activations = self._activation_bytes(groups, profile) * draft.microbatch
+        logits = self._logits_bytes() * draft.microbatch
+        buffers = self._moving_bytes(groups, draft.microbatches) + self._buffer_bytes
         return {
             "parameters": held.parameters,
             "gradients": held.gradients,
@@ -163,49 +165,61 @@ class Memory:
         states = held.parameters + held.gradients + held.optimizer
         return states + saved * draft.microbatch
 
-    def _activation_bytes(self, draft: Draft, profile: Profile) -> int:
-        """Saved tensors of all layers, and of the one that is being recomputed."""
+    def _activation_bytes(self, groups: Groups, profile: Profile) -> int:
+        """Saved tensors of all layers and of the one that is being recomputed, a sample."""
         kept = again = 0
-        for layer in self.graph.layers:
-            times = profile.layers[layer.kind]
-            if draft.strategies[layer.name].recompute:
-                kept += times.recompute_bytes_per_sample
+        for index, strategy, count in groups.layers:
+            times = profile.layers[self.classes.layers[index].kind]
+            if strategy.recompute:
+                kept += times.recompute_bytes_per_sample * count
                 again = max(again, times.saved_bytes_per_sample)
             else:
-                kept += times.saved_bytes_per_sample
-        return (kept + again) * draft.microbatch
+                kept += times.saved_bytes_per_sample * count
+        return kept + again
 
-    def _logits_bytes(self, microbatch: int) -> int:
-        """Logits and what the loss makes of them: log-probabilities and two gradients, wide."""
+    def _logits_bytes(self) -> int:
+        """Of a sample: logits, and what the loss makes of them.
+
+        These are log-probabilities and two gradients, all in the master's width.
+        """
         name, _, output = self.graph.output.rpartition(".")
-        elements = math.prod(self.graph.layer(name).outputs[output].shape) * microbatch
+        elements = math.prod(self.graph.layer(name).outputs[output].shape)
         return elements * (self.widths.compute + 3 * self.widths.master)
 
-    def _moving_bytes(self, draft: Draft) -> int:
+    def _moving_bytes(self, groups: Groups, microbatches: int) -> int:
         """Gathered parameters, and gradients that are not yet reduced or added."""
         wide = self.widths
-        kept = accumulated = fresh = reducing = 0
-        gathered = []
-        passing = [0]
-        for strategy, unit in self.units(draft):
+        kept = accumulated = fresh = reducing = largest = 0
+        passing: dict[tuple[int, Strategy], int] = {}
+        for index, strategy, count in groups.units:
+            unit = self.unit(index, strategy.parts)
             fresh = max(fresh, unit.largest * wide.compute)
             if strategy.parts == 1:
                 continue
-            gathered.append(unit.gathered * wide.compute)
-            out = unit.reduced // unit.parts
-            backward = unit.trained * wide.compute + (unit.reduced + out) * wide.master
-            reducing = max(reducing, backward)
+            gathered = unit.gathered * wide.compute
+            largest = max(largest, gathered)
+            shard = unit.reduced // unit.parts
+            reducing = max(
+                reducing, unit.trained * wide.compute + (unit.reduced + shard) * wide.master
+            )
             if strategy.level == "params":
-                passing.append(gathered[-1])
+                passing[index, strategy] = gathered
             else:
-                kept += gathered[-1]
-            if strategy.level == "optimizer" and draft.microbatches > 1:
-                accumulated += unit.trained * wide.master
-        two_passing = max(first + second for first, second in pairwise([*passing, 0]))
-        return kept + two_passing + max(gathered, default=0) + accumulated + max(reducing, fresh)
+                kept += gathered * count
+            if strategy.level == "optimizer" and microbatches > 1:
+                accumulated += unit.trained * wide.master * count
+        two_passing = max(
+            (passing.get(first, 0) + passing.get(second, 0) for first, second in groups.neighbours),
+            default=max(passing.values(), default=0),
+        )
+        return kept + two_passing + largest + accumulated + max(reducing, fresh)
+
+    def _unit(self, index: int, parts: int) -> Unit:
+        members = self.classes.units[index]
+        return _count([self.classes.layers[member].shapes for member in members], parts)
 
 
-def _count(shapes: tuple[LayerShapes, ...], parts: int) -> Unit:
+def _count(shapes: Sequence[LayerShapes], parts: int) -> Unit:
     gathered = reduced = trained = largest = loose = 0
     for param in (param for layer in shapes for param in layer.params):
         if param.trainable:
@@ -226,23 +240,3 @@ def _count(shapes: tuple[LayerShapes, ...], parts: int) -> Unit:
         loose=loose,
         parts=parts,
     )
-
-
-def _tied_units(graph: LayerGraph) -> tuple[tuple[str, ...], ...]:
-    """Names of layers that share parameters, else each alone; in the order of their first."""
-    owner = {
-        whole: layer.name
-        for layer in graph.layers
-        for whole in layer.params.values()
-        if whole not in layer.ties
-    }
-    home: dict[str, str] = {}
-    units: dict[str, list[str]] = {}
-    for layer in graph.layers:
-        homes = {home[owner[whole]] for whole in layer.ties if owner.get(whole) in home}
-        first, *others = [name for name in units if name in homes] or [layer.name]
-        units.setdefault(first, []).append(layer.name)
-        for other in others:
-            units[first] += units.pop(other)
-        home.update(dict.fromkeys(units[first], first))
-    return tuple(tuple(names) for names in units.values())

@@ -1,0 +1,98 @@
+"""Layers that are alike and run alike, counted: prices are found once for each group."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from itertools import pairwise
+
+import msgspec
+
+from ..graph.layer import LayerGraph
+from .draft import Draft, Strategy
+from .shapes import LayerShapes, read_shapes
+
+
+class LayerClass(msgspec.Struct, frozen=True, kw_only=True):
+    """Layers of one kind that own the same parameters."""
+
+    kind: str
+    shapes: LayerShapes
+
+
+class Groups(msgspec.Struct, frozen=True, kw_only=True):
+    """(index of a class, strategy) -> how many; units also with which pairs are neighbours.
+
+    A unit is what is gathered and reduced together: a layer, or layers tied to each other.
+    """
+
+    layers: tuple[tuple[int, Strategy, int], ...]
+    units: tuple[tuple[int, Strategy, int], ...]
+    neighbours: tuple[tuple[tuple[int, Strategy], tuple[int, Strategy]], ...]
+
+
+class Classes:
+    """The classes of a model's layers and units, each under an index."""
+
+    def __init__(self, graph: LayerGraph) -> None:
+        shapes = read_shapes(graph)
+        layer_classes = [
+            LayerClass(kind=layer.kind, shapes=shapes[layer.name]) for layer in graph.layers
+        ]
+        self.layers = tuple(dict.fromkeys(layer_classes))
+        index_of = {each: index for index, each in enumerate(self.layers)}
+        self.layer_of = {
+            layer.name: index_of[each]
+            for layer, each in zip(graph.layers, layer_classes, strict=True)
+        }
+        units = [tuple(self.layer_of[name] for name in names) for names in tied_units(graph)]
+        self._heads = tuple(names[0] for names in tied_units(graph))
+        self.units = tuple(dict.fromkeys(units))
+        self._unit_indices = tuple(self.units.index(unit) for unit in units)
+        self._uniform: dict[Strategy, Groups] = {}
+
+    def groups(self, draft: Draft) -> Groups:
+        """The groups of a draft, in the order of their first members."""
+        strategies = {id(strategy): strategy for strategy in draft.strategies.values()}
+        if len(strategies) > 1:
+            return self._count(draft)
+        (strategy,) = strategies.values()
+        if strategy not in self._uniform:
+            self._uniform[strategy] = self._count(draft)
+        return self._uniform[strategy]
+
+    def _count(self, draft: Draft) -> Groups:
+        how = draft.strategies
+        layers = [(index, how[name]) for name, index in self.layer_of.items()]
+        units = [
+            (index, how[name]) for name, index in zip(self._heads, self._unit_indices, strict=True)
+        ]
+        return Groups(
+            layers=_counted(layers),
+            units=_counted(units),
+            neighbours=tuple(dict.fromkeys(pairwise(units))),
+        )
+
+
+def _counted(keys: Iterable[tuple[int, Strategy]]) -> tuple[tuple[int, Strategy, int], ...]:
+    return tuple((index, strategy, count) for (index, strategy), count in Counter(keys).items())
+
+
+def tied_units(graph: LayerGraph) -> tuple[tuple[str, ...], ...]:
+    """Names of layers that share parameters, else each alone; in the order of their first."""
+    owner = {
+        whole: layer.name
+        for layer in graph.layers
+        for whole in layer.params.values()
+        if whole not in layer.ties
+    }
+    home: dict[str, str] = {}
+    units: dict[str, list[str]] = {}
+    for layer in graph.layers:
+        homes = {home[owner[whole]] for whole in layer.ties if owner.get(whole) in home}
+        first, *others = [name for name in units if name in homes] or [layer.name]
+        units.setdefault(first, []).append(layer.name)
+        for other in others:
+            units[first] += units.pop(other)
+        home.update(dict.fromkeys(units[first], first))
+    return tuple(tuple(names) for names in units.values())
