@@ -5,6 +5,7 @@ Axes: N samples, H rows, W columns, C channels, D features.
 
 from __future__ import annotations
 
+import math
 import zipfile
 from pathlib import Path
 
@@ -67,7 +68,7 @@ def open_arrays(options: Arrays, seed: int) -> LabelledSource:
 def _shaped(x: np.ndarray, options: Arrays) -> np.ndarray:
     """[N, D] or [N, C, H, W], as a view."""
     if x.ndim == 2 or options.flatten:
-        return x.reshape(len(x), -1)
+        return x.reshape(len(x), math.prod(x.shape[1:]))
     if x.ndim == 3:
         return x[:, None]
     return x if options.channels_first else x.transpose(0, 3, 1, 2)
