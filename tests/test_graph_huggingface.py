@@ -3,11 +3,14 @@
 import functools
 import importlib
 
+import msgspec
 import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from polyreme.graph.options import Transformers
+from polyreme.graph import parts
+from polyreme.graph.huggingface import _WHERE
+from polyreme.graph.options import TASKS, Transformers
 from polyreme.graph.run import run
 from polyreme.sample import SampleSpec, TensorSpec
 
@@ -295,3 +298,59 @@ def test_initial_values_are_distributed_as_the_library_s(case):
             assert value.mean().item() == pytest.approx(
                 other.mean().item(), abs=1e-7 + 2 * spread * float(other.std(correction=0))
             ), (layer.name, local)
+
+
+@pytest.mark.parametrize("case", ["gpt2", "phi", "bert", "t5", "llama tied", "swin", "gemma2"])
+def test_training_with_dropout_follows_the_library_to_the_gradient(case):
+    options, sample = CASES[case]
+    rates = {
+        "llama tied": {"attention_dropout": 0.2},
+        "gemma2": {"attention_dropout": 0.2},
+        "swin": {"drop_path_rate": 0.5, "hidden_dropout_prob": 0.1},
+        "phi": {"attention_dropout": 0.2, "resid_pdrop": 0.2, "embd_pdrop": 0.2},
+    }
+    options = msgspec.structs.replace(options, config={**options.config, **rates.get(case, {})})
+    graph = options.graph(sample)
+    model = library_model(case, options, sample).train()
+    modules = {
+        name: module.train() for name, module in modules_with(graph, model.state_dict()).items()
+    }
+    batch = batch_of(sample)
+    torch.manual_seed(5)
+    ours = run(graph, modules, batch)
+    torch.manual_seed(5)
+    theirs = model(**batch).logits
+    torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5)
+    weight = torch.randn(theirs.shape, generator=torch.Generator().manual_seed(0))
+    (ours * weight).sum().backward()
+    (theirs * weight).sum().backward()
+    gradients = {}
+    for layer in graph.layers:
+        for local, tensor in modules[layer.name].named_parameters():
+            if tensor.grad is not None:
+                whole = layer.params[local]
+                gradients[whole] = gradients.get(whole, 0) + tensor.grad
+    for name, tensor in model.named_parameters():
+        if tensor.grad is not None:
+            torch.testing.assert_close(gradients[name], tensor.grad, rtol=1e-4, atol=1e-5)
+
+
+def test_every_type_of_the_options_is_tested_and_can_be_cut():
+    assert set(_WHERE) == set(TASKS)
+    assert {options.model_type for options, _ in CASES.values()} == set(TASKS)
+
+
+def test_a_hundred_blocks_are_built_and_played_as_one(monkeypatch):
+    options, sample = CASES["llama"]
+    deep = msgspec.structs.replace(options, config={**GROUPED, "num_hidden_layers": 100})
+    played = []
+    monkeypatch.setattr(parts, "_play", lambda *a, real=parts._play: played.append(1) or real(*a))
+    assert len(deep.graph(sample).layers) == 102
+    assert len(played) == 3
+
+
+def test_splits_are_the_largest_legal_degrees():
+    graph = graph_of("llama")
+    assert dict(graph.layer("block.0").splits) == {"tp": 2, "cp": T}
+    assert dict(graph.layer("embed").splits) == {"tp": V, "cp": T}
+    assert graph_of("gpt2").layer("block.1").splits["tp"] == 4

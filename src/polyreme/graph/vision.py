@@ -129,7 +129,7 @@ def resnet(options: ResNet20, sample: SampleSpec) -> LayerGraph:
                 _part(
                     f"stage.{stage}.block.{index}",
                     f"{parts[-1].name}.out",
-                    lambda shape=shape: ResidualBlock(*shape),  # type: ignore[misc]
+                    lambda shape=shape: ResidualBlock(*shape),
                     kind,
                 )
             )
@@ -150,7 +150,7 @@ def mlp(options: MLP, sample: SampleSpec) -> LayerGraph:
             _part(
                 f"linear.{index}",
                 f"{parts[-1].name}.out" if parts else f"batch:{name}",
-                lambda sizes=sizes: Dense(*sizes),  # type: ignore[misc]
+                lambda sizes=sizes: Dense(*sizes),
                 f"linear.{sizes[0]}x{sizes[1]}{'.last' if sizes[3] else ''}",
             )
         )
