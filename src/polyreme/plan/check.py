@@ -1,0 +1,205 @@
+"""Everything that is wrong with a plan, found before any process starts."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+
+from ..cluster.types import Cluster
+from ..errors import Violation
+from ..graph.layer import LayerGraph
+from .check_order import order_violations
+from .ir import LayerPlan, Plan, Workload, axes, data_layout, devices, hash_inputs, stale_inputs
+
+_DATA_AXES = ("replica", "shard")
+
+
+def check(
+    plan: Plan, graph: LayerGraph, cluster: Cluster, workload: Workload | None = None
+) -> list[Violation]:
+    """Every rule that the plan breaks; none means that it can be run.
+
+    With a workload, a plan made for other inputs is one of them.
+    """
+    stale = [] if workload is None else list(_stale(plan, graph, cluster, workload))
+    layers = [*_layers(plan, graph), *_dependencies(plan, graph)]
+    placed = list(_devices(plan, cluster))
+    found = [*stale, *layers, *placed, *_batch(plan), *_unsupported(plan)]
+    if not layers and not placed:
+        found += [*order_violations(plan), *_ties(plan, graph), *_memory(plan, cluster)]
+    return found
+
+
+def _stale(
+    plan: Plan, graph: LayerGraph, cluster: Cluster, workload: Workload
+) -> Iterator[Violation]:
+    now = hash_inputs(graph, cluster, workload)
+    if names := stale_inputs(plan.inputs_hash, now):
+        rule = f"was made for another {' and '.join(names)}"
+        yield _wrong("inputs_hash", plan.inputs_hash, rule, "a plan made anew for these inputs")
+
+
+def _layers(plan: Plan, graph: LayerGraph) -> Iterator[Violation]:
+    """Each layer of the graph in one stage, with one layer plan, and no others."""
+    known = {layer.name for layer in graph.layers}
+    times = Counter(name for stage in plan.stages for name in stage.layers)
+    for name in sorted(known - set(times)):
+        yield _wrong("stages", name, "is a layer in no stage", "each layer in one stage")
+    for name, count in times.items():
+        if name not in known:
+            rule = f"is no layer of {graph.name}"
+            yield _wrong("stages", name, rule, "layers of the model")
+        elif count > 1:
+            yield _wrong("stages", name, f"stands {count} times", "each layer in one stage")
+    for name in sorted(known - set(plan.layer_plans)):
+        yield _wrong("layer_plans", name, "has no layer plan", "one for each layer")
+    for name in sorted(set(plan.layer_plans) - known):
+        yield _wrong("layer_plans", name, f"is no layer of {graph.name}", "layers of the model")
+    for index, stage in enumerate(plan.stages):
+        if not stage.layers:
+            yield _wrong(f"stages[{index}].layers", [], "is empty", "one layer or more")
+
+
+def _dependencies(plan: Plan, graph: LayerGraph) -> Iterator[Violation]:
+    """A layer comes after those whose outputs it reads."""
+    names = [name for stage in plan.stages for name in stage.layers]
+    position = {name: index for index, name in enumerate(names)}
+    for layer in graph.layers:
+        for source in {name.rpartition(".")[0] for name in layer.inputs}:
+            if position.get(source, -1) > position.get(layer.name, len(names)):
+                rule = f'comes before "{source}", whose output it reads'
+                yield _wrong("stages", layer.name, rule, "the order of the model")
+
+
+def _devices(plan: Plan, cluster: Cluster) -> Iterator[Violation]:
+    """Placements name devices that exist, once each, and the layers' splits the same ones."""
+    splits: dict[int, tuple[int, ...]] = {}
+    for index, stage in enumerate(plan.stages):
+        path = f"stages[{index}].placements"
+        if not stage.placements:
+            yield _wrong(path, [], "is empty", "the devices of the stage")
+            continue
+        for placement in stage.placements:
+            for device, count in Counter(placement).items():
+                if not 0 <= device < cluster.n_devices:
+                    rule = f"is no device of {cluster.name}"
+                    yield _wrong(path, device, rule, f"0 to {cluster.n_devices - 1}")
+                elif count > 1:
+                    yield _wrong(path, device, f"stands {count} times", "each device once")
+        for name in stage.layers:
+            layer_plan = plan.layer_plans.get(name)
+            if layer_plan is None:
+                continue
+            if id(layer_plan) not in splits:
+                splits[id(layer_plan)] = devices(layer_plan.split)
+            split = splits[id(layer_plan)]
+            if sorted(split) != sorted(stage.placements[0]):
+                rule = f"is over {len(split)} devices that are not those of stage {index}"
+                legal = "each device of the stage once"
+                yield _wrong(f"layer_plans.{name}.split", list(split), rule, legal)
+
+
+def _batch(plan: Plan) -> Iterator[Violation]:
+    if plan.microbatches < 1:
+        yield _wrong("microbatches", plan.microbatches, "is too few", "1 or more")
+    if plan.bucket_bytes < 1:
+        yield _wrong("bucket_bytes", plan.bucket_bytes, "is too few", "1 or more")
+    layouts = [data_layout(layer_plan.split) for layer_plan in _distinct(plan).values()]
+    ranks = max((len(layout.devices) for layout in layouts if layout is not None), default=1)
+    if plan.global_batch < ranks:
+        rule = f"leaves a device without a sample: there are {ranks}"
+        yield _wrong("global_batch", plan.global_batch, rule, f"{ranks} or more")
+    elif plan.microbatches > plan.global_batch // ranks:
+        least = plan.global_batch // ranks
+        rule = f"exceeds the samples of a device, {least}"
+        yield _wrong("microbatches", plan.microbatches, rule, f"1 to {least}")
+
+
+def _unsupported(plan: Plan) -> Iterator[Violation]:
+    """What the format can say but nothing can run yet."""
+    if len(plan.stages) > 1:
+        yield _wrong("stages", len(plan.stages), "needs pp, which is not executable yet", "1 stage")
+    for index, stage in enumerate(plan.stages):
+        if len(stage.placements) > 1:
+            rule = "needs a bidirectional pipeline, which is not executable yet"
+            yield _wrong(f"stages[{index}].placements", len(stage.placements), rule, "1 placement")
+    layouts = set()
+    for name, layer_plan in _distinct(plan).items():
+        path = f"layer_plans.{name}"
+        foreign = [axis for axis in axes(layer_plan.split) if axis not in _DATA_AXES]
+        layout = data_layout(layer_plan.split)
+        layouts.add(layout)
+        if foreign:
+            rule = f"needs {', '.join(foreign)}, which is not executable yet"
+            yield _wrong(f"{path}.split", foreign, rule, "replica and shard")
+        elif layout is None:
+            rule = "is uneven, or has a shard axis outside the replica axis"
+            yield _wrong(f"{path}.split", list(devices(layer_plan.split)), rule, "even parts")
+        if layer_plan.sp:
+            yield _wrong(f"{path}.sp", True, "is not executable yet", "false")
+        if layer_plan.offload:
+            what = sorted(layer_plan.offload)
+            yield _wrong(f"{path}.offload", what, "is not executable yet", "nothing")
+        if layer_plan.level != "none" and layout is not None and layout.shard == 1:
+            rule = "shards over one device"
+            yield _wrong(f"{path}.level", layer_plan.level, rule, '"none", or shard 2 or more')
+    if len(layouts) > 1 and len(plan.stages) == 1:
+        rule = "has layers with different degrees, which is not executable yet"
+        yield _wrong("layer_plans", len(layouts), rule, "the same replica and shard everywhere")
+
+
+def _ties(plan: Plan, graph: LayerGraph) -> Iterator[Violation]:
+    """Layers that share parameters lie in one stage and are split alike."""
+    stage_of = {name: index for index, stage in enumerate(plan.stages) for name in stage.layers}
+    owner = {
+        whole: layer.name
+        for layer in graph.layers
+        for whole in layer.params.values()
+        if whole not in layer.ties
+    }
+    for layer in graph.layers:
+        for other in sorted({owner[whole] for whole in layer.ties if whole in owner}):
+            path = f"layer_plans.{layer.name}"
+            ours, theirs = plan.layer_plans[layer.name], plan.layer_plans[other]
+            if stage_of[layer.name] != stage_of[other]:
+                rule = f'shares parameters with "{other}" of stage {stage_of[other]}'
+                yield _wrong("stages", layer.name, rule, "tied layers in one stage")
+            elif (ours.split, ours.level) != (theirs.split, theirs.level):
+                rule = f'differs from "{other}", with which it shares parameters'
+                legal = f'"{theirs.level}" and the same split'
+                yield _wrong(f"{path}.level", ours.level, rule, legal)
+
+
+def _memory(plan: Plan, cluster: Cluster) -> Iterator[Violation]:
+    """By the plan's own estimate, each device holds what it is given."""
+    if plan.estimate is None:
+        return
+    used = sorted({device for stage in plan.stages for row in stage.placements for device in row})
+    if len(plan.estimate.memory) != len(used):
+        rule = f"is for {len(plan.estimate.memory)} devices, not {len(used)}"
+        yield _wrong("estimate.memory", len(plan.estimate.memory), rule, f"{len(used)} entries")
+        return
+    have = [
+        cluster.device_types[host.device_type].memory_bytes
+        for host in cluster.hosts
+        for _ in range(host.n_devices)
+    ]
+    need = [sum(causes.values()) for causes in plan.estimate.memory]
+    over = [(need[index] - have[device], index) for index, device in enumerate(used)]
+    most, index = max(over)
+    if most > 0:
+        device = used[index]
+        rule = f"exceeds the {have[device]:,} bytes of device {device}"
+        yield _wrong(f"estimate.memory[{index}]", need[index], rule, f"at most {have[device]:,}")
+
+
+def _distinct(plan: Plan) -> dict[str, LayerPlan]:
+    """One layer for each different layer plan."""
+    first: dict[int, str] = {}
+    for name, layer_plan in plan.layer_plans.items():
+        first.setdefault(id(layer_plan), name)
+    return {name: plan.layer_plans[name] for name in first.values()}
+
+
+def _wrong(field: str, value: object, rule: str, legal: str) -> Violation:
+    return Violation(path=f"plan.{field}", value=value, rule=rule, legal=legal)

@@ -1,0 +1,194 @@
+"""Broken plans: every rule is named, and sound plans pass."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from planner_toy import cluster, toy, workload
+from polyreme.plan.check import check
+from polyreme.plan.check_order import order_violations
+from polyreme.plan.ir import (
+    Action,
+    Estimate,
+    LayerPlan,
+    Leaf,
+    Plan,
+    Split,
+    Stage,
+    accumulation_order,
+    data_split,
+    hash_inputs,
+)
+
+replace = msgspec.structs.replace
+GRAPH = toy()
+NAMES = tuple(layer.name for layer in GRAPH.layers)
+FOUR = data_split(2, 2, (0, 1, 2, 3))
+
+
+def _plan(**changes) -> Plan:
+    plan = Plan(
+        stages=(Stage(layers=NAMES, placements=((0, 1, 2, 3),)),),
+        layer_plans=dict.fromkeys(NAMES, LayerPlan(split=FOUR, level="params")),
+        order=(accumulation_order(3),) * 4,
+        microbatches=3,
+        global_batch=12,
+        seq_len=3,
+        precision="fp32",
+    )
+    return replace(plan, **changes)
+
+
+def _paths(plan: Plan, n_devices: int = 4) -> list[str]:
+    return [violation.path for violation in check(plan, GRAPH, cluster(n_devices))]
+
+
+def _with(name: str, **changes) -> dict[str, LayerPlan]:
+    plans = dict(_plan().layer_plans)
+    return {**plans, name: replace(plans[name], **changes)}
+
+
+def test_a_sound_plan_passes():
+    assert _paths(_plan()) == []
+    one = _plan(
+        stages=(Stage(layers=NAMES, placements=((0,),)),),
+        layer_plans=dict.fromkeys(NAMES, LayerPlan(split=Leaf(0))),
+        order=(accumulation_order(3),),
+    )
+    assert _paths(one, 1) == []
+
+
+def test_layers_are_in_exactly_one_stage():
+    def staged(*names):
+        return _plan(stages=(Stage(layers=names, placements=((0, 1, 2, 3),)),))
+
+    (missing,) = check(staged(*NAMES[:-1]), GRAPH, cluster(4))
+    assert (missing.value, missing.rule) == ("head", "is a layer in no stage")
+    assert "stands 2 times" in str(check(staged(*NAMES, "head"), GRAPH, cluster(4))[0])
+    assert "is no layer of toy" in str(check(staged(*NAMES, "tail"), GRAPH, cluster(4))[0])
+    swapped = staged(NAMES[1], NAMES[0], *NAMES[2:])
+    assert 'comes before "embed"' in str(check(swapped, GRAPH, cluster(4))[0])
+
+
+def test_layer_plans_are_the_layers():
+    plans = dict(_plan().layer_plans)
+    plans["tail"] = plans.pop("head")
+    assert _paths(_plan(layer_plans=plans)) == ["plan.layer_plans"] * 2
+
+
+def test_devices_exist_and_come_once():
+    assert _paths(_plan(), 3) == ["plan.stages[0].placements"]
+    twice = Stage(layers=NAMES, placements=((0, 1, 2, 2),))
+    assert "plan.stages[0].placements" in _paths(_plan(stages=(twice,)))
+    half = _with("embed", split=data_split(1, 2, (0, 1)))
+    assert "plan.layer_plans.embed.split" in _paths(_plan(layer_plans=half))
+    none = Stage(layers=NAMES, placements=())
+    assert _paths(_plan(stages=(none,))) == ["plan.stages[0].placements"]
+
+
+def test_no_more_microbatches_than_samples():
+    assert _paths(_plan(global_batch=11)) == ["plan.microbatches"]
+    assert _paths(_plan(global_batch=3)) == ["plan.global_batch"]
+    zero = _plan(microbatches=0, order=(accumulation_order(0),) * 4)
+    assert _paths(zero) == ["plan.microbatches"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "path"),
+    [
+        ({"sp": True}, "sp"),
+        ({"offload": frozenset({"optimizer"})}, "offload"),
+        ({"level": "grads", "split": data_split(4, 1, (0, 1, 2, 3))}, "level"),
+        (
+            {"split": Split(axis="tp", weights=(1,) * 4, children=FOUR.children * 2)},
+            "split",
+        ),
+        (
+            {"split": Split(axis="replica", weights=(2, 1), children=FOUR.children)},
+            "split",
+        ),
+    ],
+)
+def test_what_cannot_run_yet_is_named(changes, path):
+    assert f"plan.layer_plans.block.0.{path}" in _paths(
+        _plan(layer_plans=_with("block.0", **changes))
+    )
+
+
+def test_tied_layers_share_stage_and_level():
+    apart = _with("head", level="grads")
+    assert _paths(_plan(layer_plans=apart)) == ["plan.layer_plans.head.level"]
+
+
+def test_memory_is_held_against_each_device():
+    def estimated(*needs):
+        memory = tuple({"parameters": need - 1, "slack": 1} for need in needs)
+        return Estimate(step_s=1, compute_s=1, comm_s=0, exposed_comm_s=0, memory=memory)
+
+    fits = 2**30
+    assert _paths(_plan(estimate=estimated(fits, fits, fits, fits))) == []
+    over = _plan(estimate=estimated(fits, fits, fits + 1, fits))
+    assert _paths(over) == ["plan.estimate.memory[2]"]
+    assert _paths(_plan(estimate=estimated(fits))) == ["plan.estimate.memory"]
+
+
+def test_a_stale_plan_names_the_input_that_differs():
+    made_for = hash_inputs(GRAPH, cluster(4), workload())
+    plan = _plan(inputs_hash=made_for)
+    assert check(plan, GRAPH, cluster(4), workload()) == []
+    (other,) = check(plan, GRAPH, cluster(4), workload(precision="bf16"))
+    assert other.rule == "was made for another workload"
+    (other,) = check(plan, GRAPH, cluster(4, 4), workload())
+    assert other.rule == "was made for another cluster"
+
+
+def _actions(text: str) -> tuple[Action, ...]:
+    """``F0 B0 U``; a digit before the letter is the stage."""
+    found = []
+    for word in text.split():
+        stage = int(word[0]) if word[0].isdigit() else 0
+        word = word.lstrip("0123456789")
+        found.append(Action(stage=stage, kind=word[0], microbatch=int(word[1:] or 0)))
+    return tuple(found)
+
+
+@pytest.mark.parametrize(
+    ("text", "rule"),
+    [
+        ("F0 B0 F1 B1 U", None),
+        ("F0 F1 I0 I1 W1 W0 U", None),
+        ("F0 B0 U", "has no forward pass"),
+        ("F0 B0 F1 U", "has no whole backward pass after it"),
+        ("F0 I0 F1 B1 U", "has no whole backward pass after it"),
+        ("F0 B0 B0 F1 B1 U", "stands 2 times"),
+        ("B0 F0 F1 B1 U", "comes after its backward pass"),
+        ("F0 W0 I0 F1 B1 U", "has its W before its I"),
+        ("F0 B0 I0 F1 B1 U", "has B and halves of it"),
+        ("F0 B0 F1 U B1", "must be the last action of the stage, once"),
+        ("F0 B0 F1 B1", "must be the last action of the stage, once"),
+        ("F0 B0 F1 B1 F2 B2 U", "is no microbatch of the plan"),
+        ("F0 B0 F1 B1 B2 U", "has no forward pass before it"),
+        ("F0 B0 F1 B1 1F0 U", "is a stage that the device does not hold"),
+    ],
+)
+def test_incomplete_orders_are_named(text, rule):
+    plan = _plan(order=(_actions(text),) * 4, microbatches=2)
+    rules = [violation.rule for violation in order_violations(plan)]
+    assert rules == ([] if rule is None else [rule])
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "stuck"),
+    [
+        ("0F0 0F1 0B0 0B1 0U", "1F0 1B0 1F1 1B1 1U", []),
+        ("0F0 0B0 0F1 0B1 0U", "1F0 1F1 1B0 1B1 1U", ["F1 of stage 1", "B0 of stage 0"]),
+    ],
+)
+def test_a_pipeline_that_waits_for_ever_is_found(first, second, stuck):
+    stages = (
+        Stage(layers=NAMES[:2], placements=((0,),)),
+        Stage(layers=NAMES[2:], placements=((1,),)),
+    )
+    plan = _plan(stages=stages, order=(_actions(first), _actions(second)), microbatches=2)
+    assert {violation.value for violation in order_violations(plan)} == set(stuck)
