@@ -259,7 +259,7 @@ def make_summary(
         measured={
             "step_s": median,
             "peak_bytes": 540_000_000 if steps else None,
-            "capacity_bytes": 2_000_000_000,
+            "capacity_bytes": 1_000_000_000,
         },
         w=None if utilisation is None else utilisation * goodput,
         utilisation=utilisation,

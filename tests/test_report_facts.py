@@ -20,6 +20,7 @@ from polyreme.report.against import against, check_target, parse_target, reach
 from polyreme.report.drawing import devices_svg, order_svg
 from polyreme.report.plot import MAX_POINTS, smoothed, thinned
 from polyreme.report.runs import Run, read_run
+from polyreme.report.view import memory_bars
 from polyreme.report.words import number, percent, runs_of
 from polyreme.runlog import RestartEvent
 
@@ -48,7 +49,7 @@ def test_smoothing_is_a_centred_mean_without_the_missing(n: int) -> None:
     values[2:3] = np.nan
     expected = []
     for i in range(n):
-        half = min(max(2, n // 100), i, n - 1 - i)
+        half = min(max(2, n // 100), i)
         window = [v for v in values[i - half : i + half + 1] if not math.isnan(v)]
         expected.append(statistics.fmean(window) if window else math.nan)
     np.testing.assert_allclose(smoothed(values), expected, rtol=1e-9)
@@ -119,6 +120,17 @@ def test_memory_parts_are_the_prediction(complete: Run) -> None:
     found = {share.name: share.amount for share in facts.predicted_memory(complete)}
     assert found == report_run.MEMORY
     assert facts.peak_bytes(complete) == 540_000_000
+
+
+def test_a_capacity_far_above_the_use_does_not_squeeze_its_bars(complete: Run) -> None:
+    def labels(capacity: int) -> list[str]:
+        assert complete.summary is not None
+        measured = {**complete.summary.measured, "capacity_bytes": capacity}
+        summary = msgspec.structs.replace(complete.summary, measured=measured)
+        return [b.label for b in memory_bars(msgspec.structs.replace(complete, summary=summary))]
+
+    assert labels(10**9) == ["predicted", "measured", "capacity"]
+    assert labels(10**12) == ["predicted", "measured"]
 
 
 def test_target_is_met_by_a_tie_and_the_direction_follows_the_metric() -> None:

@@ -28,7 +28,13 @@
       plot_bgcolor: "rgba(0,0,0,0)",
       hoverlabel: { bgcolor: token("panel"), bordercolor: token("line"), font: { color: token("ink") } },
       dragmode: narrow ? false : "zoom",
-      xaxis: { ...figure.layout.xaxis, ...grid, title: { text: titles[state.x], standoff: 6 } },
+      xaxis: {
+        ...figure.layout.xaxis,
+        ...grid,
+        title: { text: titles[state.x], standoff: 6 },
+        exponentformat: "SI",
+        ticksuffix: state.x === "wire" ? "B" : "",
+      },
       yaxis: { ...figure.layout.yaxis, ...grid },
     };
     if (figure.log_switch) layout.yaxis.type = state.scale;

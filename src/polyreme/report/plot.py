@@ -69,17 +69,18 @@ def thinned(values: np.ndarray, limit: int = MAX_POINTS) -> np.ndarray:
 
 
 def smoothed(values: np.ndarray) -> np.ndarray:
-    """Mean over a centred window of about a fiftieth of the curve, narrower at its ends.
+    """Mean over a centred window of about a fiftieth of the curve.
 
-    NaN where the window holds no number; a number that is NaN takes no part.
+    It narrows at the start, where curves are steep, and is cut off at the end. NaN where the
+    window holds no number; a number that is NaN takes no part.
     """
     n = len(values)
     known = np.isfinite(values)
     sums = np.concatenate([[0.0], np.cumsum(np.where(known, values, 0.0))])
     counts = np.concatenate([[0], np.cumsum(known)])
     place = np.arange(n)
-    half = np.minimum(max(2, n // 100), np.minimum(place, n - 1 - place))
-    low, high = place - half, place + half + 1
+    half = np.minimum(max(2, n // 100), place)
+    low, high = place - half, np.minimum(place + half + 1, n)
     found = counts[high] - counts[low]
     means = np.full(n, np.nan)
     np.divide(sums[high] - sums[low], found, where=found > 0, out=means)

@@ -32,6 +32,7 @@ from .words import count, percent, seconds, size
 
 WIDE, NARROW = 1220, 330
 MAX_ROWS = 200  # of one table on the page
+WORTH_DRAWING = 2.5  # a capacity beyond so many times the use would squeeze the parts
 
 
 class MemoryBar(msgspec.Struct, frozen=True, kw_only=True):
@@ -93,7 +94,7 @@ def curves(run: Run) -> dict[str, Any]:
 
 
 def memory_bars(run: Run, name: str = "") -> tuple[MemoryBar, ...]:
-    """Predicted by cause, measured peak and capacity, as far as each is known."""
+    """Predicted by cause, measured peak, and capacity unless far above both."""
     lead = f"{name}, " if name else ""
     bars = []
     causes = predicted_memory(run)
@@ -103,7 +104,8 @@ def memory_bars(run: Run, name: str = "") -> tuple[MemoryBar, ...]:
     peak, capacity = peak_bytes(run), capacity_bytes(run)
     if peak:
         bars.append(MemoryBar(label=f"{lead}measured", amount=peak))
-    if capacity and not name:
+    largest = max((bar.amount for bar in bars), default=0)
+    if capacity and not name and capacity <= WORTH_DRAWING * largest:
         bars.append(MemoryBar(label="capacity", amount=capacity, colour="rest"))
     return tuple(bars)
 
@@ -118,7 +120,7 @@ def _memory_notes(run: Run) -> list[str]:
     if capacity is None:
         notes.append("The capacity of a device is not recorded.")
     elif peak:
-        notes.append(f"Measured peak: {percent(peak / capacity)} of the capacity.")
+        notes.append(f"Measured peak: {percent(peak / capacity)} of a device's {size(capacity)}.")
     return notes
 
 
