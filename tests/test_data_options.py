@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
+import tomllib
 import sys
 from pathlib import Path
 from typing import get_args
@@ -122,3 +124,17 @@ def test_files_of_a_path(tmp_path: Path) -> None:
     assert names("**/*.txt") == ["[x].txt", "a.txt", "b.txt", "c.txt"]
     assert names("[x].txt") == ["[x].txt"]
     assert names("*.bin") == []
+
+
+def test_what_the_page_shows_is_accepted() -> None:
+    page = (Path(__file__).parents[1] / "docs" / "data.md").read_text()
+    specs = re.findall(r"```toml\n(.*?)```", page, re.DOTALL)
+    assert len(specs) >= 3
+    for spec in specs:
+        msgspec.convert(tomllib.loads(spec)["data"], Data)
+    (program,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    names: dict[str, object] = {}
+    exec(program, names)
+    assert len(names["batch"]["labels"]) == 16
+    for member in MEMBERS:
+        assert f"| `{member.__struct_config__.tag}` |" in page
