@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 import subprocess
-import tomllib
 import sys
+import tomllib
 from pathlib import Path
 from typing import get_args
 
