@@ -223,11 +223,12 @@ def test_a_reference_measures_the_effectiveness_of_one_run(tmp_path: Path) -> No
     assert "Effectiveness is assumed" not in measured
 
 
-def test_the_target_of_the_spec_is_taken(tmp_path: Path) -> None:
+def test_the_target_of_the_spec_is_taken_where_there_is_a_reference(tmp_path: Path) -> None:
     spec = report_run.SPEC + '\n[report]\ntarget = "no_such_metric=1"\n'
     steps = report_run.make_steps(60)
     folder = report_run.write_run(
         tmp_path / "run", steps=steps, evals=report_run.make_evals(steps), spec=spec
     )
     with pytest.raises(ConfigError, match="no_such_metric"):
-        render([folder], tmp_path / "report.html")
+        render([folder], tmp_path / "report.html", reference=folder)
+    assert render([folder], tmp_path / "report.html").exists()  # a run's own page needs no target

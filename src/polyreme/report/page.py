@@ -67,7 +67,7 @@ def render(
         run for run in loaded if base is None or run.folder.resolve() != base.folder.resolve()
     ]
     compared = [base, *others] if base is not None else loaded
-    goal = _target(loaded, target)
+    goal = None if target is None and base is None else _target(loaded, target)
     if goal is not None:
         check_target(goal, compared)
     found = [against(run, base, goal) for run in others] if base is not None else []
