@@ -21,7 +21,7 @@ def _workload(precision: Precision, rule: Rule) -> Workload:
         seq_len=TOKENS,
         precision=precision,
         optimizer_states=rule.n_states,
-        optimizer_scalars=1 if isinstance(rule, AdamW) else 0,
+        optimizer_scalars=rule.n_scalars,
     )
 
 

@@ -9,9 +9,17 @@ from ..cluster.types import Cluster
 from ..errors import Violation
 from ..graph.layer import LayerGraph
 from .check_order import order_violations
-from .ir import LayerPlan, Plan, Workload, axes, data_layout, devices, hash_inputs, stale_inputs
-
-_DATA_AXES = ("replica", "shard")
+from .ir import (
+    AXES,
+    LayerPlan,
+    Plan,
+    Workload,
+    axes,
+    data_layout,
+    devices,
+    hash_inputs,
+    stale_inputs,
+)
 
 
 def check(
@@ -123,15 +131,16 @@ def _unsupported(plan: Plan) -> Iterator[Violation]:
         if len(stage.placements) > 1:
             rule = "needs a bidirectional pipeline, which is not executable yet"
             yield _wrong(f"stages[{index}].placements", len(stage.placements), rule, "1 placement")
+    executable = {name for name, _, runs in AXES if runs}
     layouts = set()
     for name, layer_plan in _distinct(plan).items():
         path = f"layer_plans.{name}"
-        foreign = [axis for axis in axes(layer_plan.split) if axis not in _DATA_AXES]
+        foreign = [axis for axis in axes(layer_plan.split) if axis not in executable]
         layout = data_layout(layer_plan.split)
         layouts.add(layout)
         if foreign:
             rule = f"needs {', '.join(foreign)}, which is not executable yet"
-            yield _wrong(f"{path}.split", foreign, rule, "replica and shard")
+            yield _wrong(f"{path}.split", foreign, rule, ", ".join(sorted(executable)))
         elif layout is None:
             rule = "is uneven, or has a shard axis outside the replica axis"
             yield _wrong(f"{path}.split", list(devices(layer_plan.split)), rule, "even parts")

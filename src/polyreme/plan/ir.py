@@ -14,6 +14,14 @@ from ..graph.layer import LayerGraph
 Level = Literal["none", "optimizer", "grads", "params"]
 Precision = Literal["fp32", "bf16", "fp64"]
 ActionKind = Literal["F", "B", "I", "W", "U"]
+AXES = (  # name, what it splits, whether plans over it can be run
+    ("replica", "the batch, between complete copies of the model", True),
+    ("shard", "the batch inside a replica and, by level, optimizer, gradients, parameters", True),
+    ("tp", "the tensors of a layer", False),
+    ("cp", "the tokens of a sample, in attention too", False),
+    ("ep", "the experts of a layer", False),
+    ("pp", "the layers, into stages", False),
+)
 BUCKET_BYTES = 25 * 2**20
 MEMORY_CAUSES = (
     "parameters",

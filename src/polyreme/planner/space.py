@@ -10,6 +10,7 @@ from ..cluster.types import Cluster
 from ..errors import ConfigError, Violation
 from ..graph.layer import LayerGraph
 from ..plan.ir import (
+    AXES,
     BUCKET_BYTES,
     LayerPlan,
     Level,
@@ -157,8 +158,8 @@ def _device_counts(cluster: Cluster, workload: Workload, parallel: Parallel) -> 
 
 
 def _unsupported(parallel: Parallel) -> Iterator[Violation]:
-    for axis in ("tp", "cp", "ep", "pp"):
-        degree = getattr(parallel, axis)
+    for axis, _, runs in AXES:
+        degree = None if runs else getattr(parallel, axis)
         if degree is not None and degree > 1:
             yield _wrong(axis, degree, "is not executable yet", "1, or unset")
     if parallel.sp:

@@ -35,6 +35,11 @@ class AdamW(msgspec.Struct, frozen=True, kw_only=True, tag="AdamW", tag_field="k
         """Tensors of a parameter's size kept per parameter."""
         return 2
 
+    @property
+    def n_scalars(self) -> int:
+        """4-byte scalars kept per parameter tensor."""
+        return 1  # the step count
+
     def optimizer(self, params: Iterable[torch.Tensor]) -> torch.optim.Optimizer:
         """The native optimizer over these (local master) parameters."""
         import torch

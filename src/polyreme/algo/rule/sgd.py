@@ -43,6 +43,11 @@ class SGD(msgspec.Struct, frozen=True, kw_only=True, tag="SGD", tag_field="kind"
         """Tensors of a parameter's size kept per parameter."""
         return 1 if self.momentum else 0
 
+    @property
+    def n_scalars(self) -> int:
+        """4-byte scalars kept per parameter tensor."""
+        return 0
+
     def optimizer(self, params: Iterable[torch.Tensor]) -> torch.optim.Optimizer:
         """The native optimizer over these (local master) parameters."""
         import torch

@@ -1,0 +1,94 @@
+"""Why this plan: the best ones with time and memory by cause, and why every other lost."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ..units import show_bytes, show_seconds
+from .describe import describe
+from .ir import MEMORY_CAUSES, Plan
+
+HEADER = (
+    "plan",
+    "step",
+    "compute",
+    "exposed comm",
+    "all comm",
+    "peak memory",
+    *MEMORY_CAUSES,
+    "why not first",
+)
+
+
+def rows(plans: Sequence[Plan]) -> list[tuple[str, ...]]:
+    """A row a plan, under `HEADER`; plans best first, the first with the record of the search."""
+    search = plans[0].search if plans else None
+    reasons = ["", *(lost.reason for lost in search.rejected)] if search else []
+    return [
+        (describe(plan), *_numbers(plan), reasons[index] if index < len(reasons) else "")
+        for index, plan in enumerate(plans)
+    ]
+
+
+def lost(plans: Sequence[Plan]) -> list[tuple[str, str]]:
+    """(plan, reason) of each candidate that is not among the plans shown, nearest first."""
+    search = plans[0].search if plans else None
+    if search is None:
+        return []
+    return [(entry.plan, entry.reason) for entry in search.rejected[len(plans) - 1 :]]
+
+
+def summary(plans: Sequence[Plan]) -> str:
+    """What was searched and how sure the result is, in one line."""
+    plan = plans[0]
+    search = plan.search
+    if search is None:
+        return "priced, not searched" + ("; costs are assumed" if plan.assumed else "")
+    parts = [
+        f"{search.candidates} candidates in {show_seconds(search.search_s)} ({search.solver})",
+        "proved best of its space" if search.proved else "not proved best",
+    ]
+    if plan.assumed:
+        parts.append("costs are assumed, not measured")
+    if search.unused_devices:
+        first, last = search.unused_devices[0], search.unused_devices[-1]
+        named = f"{first}" if first == last else f"{first} to {last}"
+        parts.append(f"{len(search.unused_devices)} devices stay unused ({named})")
+    return "; ".join(parts)
+
+
+def text(plans: Sequence[Plan], *, most_lost: int | None = None) -> str:
+    """All of it for a terminal: one block a plan, then the losers (the nearest `most_lost`)."""
+    lines = [summary(plans)]
+    for number, row in enumerate(rows(plans), start=1):
+        entry = dict(zip(HEADER, row, strict=True))
+        causes = ", ".join(f"{cause} {entry[cause]}" for cause in MEMORY_CAUSES if entry[cause])
+        exposed = f"exposed communication {entry['exposed comm']} of {entry['all comm']}"
+        lines += [
+            f"{number}. {entry['plan']}",
+            f"   step {entry['step']}: compute {entry['compute']}, {exposed}",
+            f"   memory {entry['peak memory']}: {causes}",
+        ]
+        if entry["why not first"]:
+            lines.append(f"   {entry['why not first']}")
+    others = lost(plans)
+    shown = others[:most_lost]
+    lines += [f"-  {plan}: {reason}" for plan, reason in shown]
+    if len(others) > len(shown):
+        lines.append(f"-  and {len(others) - len(shown)} more")
+    return "\n".join(lines)
+
+
+def _numbers(plan: Plan) -> tuple[str, ...]:
+    estimate = plan.estimate
+    if estimate is None:
+        return ("",) * (len(HEADER) - 2)
+    peak = estimate.peak_bytes
+    return (
+        show_seconds(estimate.step_s),
+        show_seconds(estimate.compute_s),
+        show_seconds(estimate.exposed_comm_s),
+        show_seconds(estimate.comm_s),
+        show_bytes(sum(peak.values())),
+        *(show_bytes(peak[cause]) if peak.get(cause) else "" for cause in MEMORY_CAUSES),
+    )
