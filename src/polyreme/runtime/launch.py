@@ -36,7 +36,15 @@ _START = (
     "import json, sys; sys.path[:] = json.loads(sys.argv[2]); "
     "from polyreme.runtime.zygote import main; main(int(sys.argv[1]))"
 )
-_SLURM_PORTS = range(15000, 32000)  # below the ports that systems hand out by themselves
+
+
+class RankFailed(RunError):
+    """A rank ended otherwise than it should: which, and how in a few words."""
+
+    def __init__(self, message: str, *, rank: int, how: str) -> None:
+        self.rank = rank
+        self.how = how
+        super().__init__(message)
 
 
 class Launcher:
@@ -94,7 +102,8 @@ class Launcher:
 
         Raises:
             PolyremeError: what the first failing rank raised, if it is one.
-            RunError: a rank failed otherwise; names it, its exit and its last words.
+            RankFailed: a rank failed otherwise; names it, its exit and its last words.
+            RunError: the ranks could not be started.
             KeyboardInterrupt: a signal ended the run.
         """
         from torch.distributed import TCPStore  # type: ignore[attr-defined]
@@ -151,37 +160,11 @@ def launch(
 
 
 def joined(environment: Mapping[str, str]) -> bool:
-    """Whether torchrun, or Slurm's srun with several tasks, started this process as a rank."""
-    return bool(torchrun_variables(environment))
+    """Whether torchrun, or Slurm's srun with several tasks, started this process as a rank.
 
-
-def torchrun_variables(environment: Mapping[str, str]) -> dict[str, str]:
-    """The variables that torch reads, as set or as derived from Slurm's; empty if not a rank."""
-    names = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
-    if all(name in environment for name in names):
-        found = {name: environment[name] for name in names}
-        return found | {"LOCAL_RANK": environment.get("LOCAL_RANK", found["RANK"])}
-    if int(environment.get("SLURM_STEP_NUM_TASKS", 1)) > 1 and "SLURM_PROCID" in environment:
-        job = int(environment.get("SLURM_JOB_ID", 0)) + int(environment.get("SLURM_STEP_ID", 0))
-        port = _SLURM_PORTS[job % len(_SLURM_PORTS)]
-        return {
-            "RANK": environment["SLURM_PROCID"],
-            "WORLD_SIZE": environment["SLURM_STEP_NUM_TASKS"],
-            "LOCAL_RANK": environment.get("SLURM_LOCALID", "0"),
-            "MASTER_ADDR": environment.get("MASTER_ADDR", _first_host(environment)),
-            "MASTER_PORT": environment.get("MASTER_PORT", str(port)),
-        }
-    return {}
-
-
-def _first_host(environment: Mapping[str, str]) -> str:
-    """First of a Slurm host list: ``gpu[03-05,9],x1`` -> ``gpu03``."""
-    hosts = environment.get("SLURM_STEP_NODELIST") or environment.get("SLURM_NODELIST", "127.0.0.1")
-    stem, bracket, rest = hosts.partition("[")
-    if not bracket or "," in stem:
-        return hosts.split(",")[0]
-    numbers, _, tail = rest.partition("]")
-    return stem + numbers.split(",")[0].split("-")[0] + tail.split(",")[0]
+    A shell inside a Slurm allocation is no rank, though it has a task number too.
+    """
+    return "RANK" in environment or int(environment.get("SLURM_STEP_NUM_TASKS", 1)) > 1
 
 
 def _variables(rank: int, n_processes: int, port: int, attempt: int) -> dict[str, str]:
@@ -252,4 +235,4 @@ def _as_error(failures: Sequence[Failure], n_processes: int) -> Exception:
     others = sorted(failure.rank for failure in failures[1:])
     if others:
         parts.append(f"then failed: rank {', '.join(map(str, others))}")
-    return RunError("\n".join(parts))
+    return RankFailed("\n".join(parts), rank=first.rank, how=how)
