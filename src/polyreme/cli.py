@@ -68,8 +68,8 @@ def train(
             resume=resume,
             progress=not json,
         )
-        if not json:
-            api.show_summary(summary, _console())
+        if not json and summary is not None:
+            api.show_run(api.run_folder(spec, out), _console())
         return summary
 
     _end(command, json)

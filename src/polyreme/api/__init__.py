@@ -1,0 +1,211 @@
+"""One function a command: each takes a spec and writes or returns what the next step reads.
+
+A spec is a path, tables as `tomllib` gives them, or a `Spec`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from .. import spec as specs
+from ..errors import ConfigError, Violation
+from .listing import listing as listing
+from .show import show_listing as show_listing
+from .show import show_plans as show_plans
+from .show import show_profile as show_profile
+from .show import show_run as show_run
+
+if TYPE_CHECKING:
+    from ..graph.layer import LayerGraph
+    from ..plan.ir import Plan
+    from ..profile.record import Profile
+    from ..runlog import Summary
+    from ..sample import SampleSpec
+
+SpecLike = str | Path | Mapping[str, Any] | specs.Spec
+_AXES = ("replica", "shard", "tp", "cp", "ep", "pp")
+
+
+def read(
+    spec: SpecLike,
+    overrides: Sequence[str] = (),
+    *,
+    devices: int | None = None,
+    trusted: Sequence[str] = (),
+) -> specs.Spec:
+    """A checked spec. Raises ConfigError with every violation."""
+    if isinstance(spec, specs.Spec):
+        spec = specs.tables(spec)
+    if isinstance(spec, Mapping):
+        found = specs.parse(spec, overrides, trusted=trusted)
+    else:
+        found = specs.load(Path(spec), overrides, trusted=trusted)
+    violations = specs.check(found, devices, trusted=trusted) if devices is not None else []
+    if violations:
+        raise ConfigError(violations)
+    return found
+
+
+def graph(model: Any, sample: SampleSpec, **parts: Any) -> LayerGraph:
+    """A module or a transformers configuration as a graph of layers: `graph.from_module`."""
+    from ..graph.module import from_module
+
+    return from_module(model, sample, **parts)
+
+
+def profile(
+    spec: SpecLike,
+    *,
+    overrides: Sequence[str] = (),
+    out: Path | None = None,
+    assume: bool = False,
+    cluster: str | None = None,
+    devices: int | None = None,
+) -> Profile:
+    """Measure the costs of a model's layers and links here, or assume them from known figures.
+
+    Raises:
+        ConfigError: the spec is wrong, or the cluster is elsewhere and `assume` is not set.
+    """
+    from ..profile import store
+    from .problem import pose
+    from .steps import assumed_profile, measured_profile
+
+    problem = pose(read(spec, overrides, devices=devices, trusted=("data",)), cluster, devices)
+    found = assumed_profile(problem) if assume else measured_profile(problem, fresh=True)
+    if out is not None:
+        store.save(found, out)
+    return found
+
+
+def plan(
+    spec: SpecLike,
+    *,
+    overrides: Sequence[str] = (),
+    profile: Path | Profile | None = None,
+    assume: bool = False,
+    cluster: str | None = None,
+    devices: int | None = None,
+    top: int = 5,
+    out: Path | None = None,
+) -> tuple[Plan, ...]:
+    """The best plans, best first; the first holds the record of the search.
+
+    Costs come from `profile`, from the cluster's figures (`assume`), or else are measured here.
+
+    Raises:
+        ConfigError: the spec is wrong, or the profile was made for something else.
+        Infeasible: no plan fits.
+    """
+    from ..plan import store
+    from ..planner.search import search
+    from .problem import pose
+    from .steps import assumed_profile, given_profile, measured_profile
+
+    problem = pose(read(spec, overrides, devices=devices, trusted=("data",)), cluster, devices)
+    if profile is not None:
+        costs = given_profile(problem, profile)
+    else:
+        costs = assumed_profile(problem) if assume else measured_profile(problem)
+    found = search(
+        problem.graph, problem.cluster, costs, problem.workload, problem.spec.parallel, top=top
+    )
+    if out is not None:
+        store.save(found[0], out)
+    return found
+
+
+def plan_json(plans: Sequence[Plan]) -> dict[str, Any]:
+    """The best plan as it stands in a file, with `top`: all of them with their estimates."""
+    import msgspec
+
+    from ..plan.store import encode
+
+    whole = [msgspec.json.decode(encode(each)) for each in plans]
+    top = [{"plan": each, "estimate": each.get("estimate")} for each in whole]
+    return {**whole[0], "top": top}
+
+
+def train(
+    spec: SpecLike,
+    *,
+    overrides: Sequence[str] = (),
+    out: Path | None = None,
+    devices: int | None = None,
+    plan: Path | Plan | None = None,
+    resume: str | None = None,
+    progress: bool = False,
+) -> Summary | None:
+    """Profile if no valid profile is kept, plan if none is given, train, and make the report.
+
+    Under torchrun or Slurm this process joins as one rank, and only rank 0 gets the summary.
+
+    Raises:
+        ConfigError: the spec is wrong, or a plan or checkpoint was made for something else.
+        Infeasible: no plan fits.
+        RunError: the run failed; the folder holds what it left.
+    """
+    from .training import train as run
+
+    found = read(spec, overrides, devices=devices)
+    return run(
+        found, run_folder(spec, out), devices=devices, plan=plan, resume=resume, progress=progress
+    )
+
+
+def run_folder(spec: SpecLike, out: Path | None) -> Path:
+    """Where a run of this spec is written: `out`, or ``runs/`` and the spec's name."""
+    if out is not None:
+        return Path(out)
+    return Path("runs") / (Path(spec).stem if isinstance(spec, str | Path) else "run")
+
+
+def check(
+    spec: SpecLike,
+    *,
+    overrides: Sequence[str] = (),
+    plan: Path | None = None,
+    devices: int | None = None,
+) -> None:
+    """Raise ConfigError with everything that is wrong with a spec, or with a plan for it."""
+    from .problem import pose
+    from .steps import given_plan
+
+    problem = pose(read(spec, overrides, devices=devices), None, devices)
+    given = plan or problem.spec.parallel.plan
+    if given is not None:
+        given_plan(problem, Path(given))
+
+
+def report(
+    runs: Sequence[Path | str] | Path | str,
+    *,
+    out: Path | None = None,
+    reference: Path | None = None,
+    target: str | None = None,
+) -> Path:
+    """The page of one run, or the comparison of several. Raises ConfigError if one is no run."""
+    from ..report.page import render
+
+    folders = [Path(runs)] if isinstance(runs, str | Path) else [Path(run) for run in runs]
+    page = out or (folders[0] if len(folders) == 1 else Path()) / "report.html"
+    return render(folders, page, reference=reference, target=target)
+
+
+def fixed(axes: Sequence[str]) -> list[str]:
+    """``--fix AXIS=N`` as overrides of the spec. Raises ConfigError for another axis."""
+    violations = [
+        Violation(
+            path="--fix",
+            value=axis,
+            rule="is not AXIS=N",
+            legal=", ".join(f"{name}=1" for name in _AXES),
+        )
+        for axis in axes
+        if axis.partition("=")[0] not in _AXES or not axis.partition("=")[2].isdigit()
+    ]
+    if violations:
+        raise ConfigError(violations)
+    return [f"parallel.{axis}" for axis in axes]

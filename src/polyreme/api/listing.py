@@ -1,0 +1,92 @@
+"""What there is to choose from: rows of a name, what it is, and its source."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Iterator
+from typing import Any, get_args
+
+Row = dict[str, str]
+
+
+def listing(what: str) -> list[Row]:
+    """Rows of `what`: models, presets, data, algorithms, solvers or axes."""
+    return [
+        {"name": name, "what": line, "source": source}
+        for name, line, source in {
+            "models": _models,
+            "presets": _presets,
+            "data": _data,
+            "algorithms": _algorithms,
+            "solvers": _solvers,
+            "axes": _axes,
+        }[what]()
+    ]
+
+
+def _models() -> Iterator[tuple[str, str, str]]:
+    from ..graph import presets
+    from ..graph.options import TASKS, Model
+
+    for kind in get_args(Model):
+        yield (_tag(kind), *_documented(kind))
+    for model_type, tasks in TASKS.items():
+        yield f"transformers: {model_type}", ", ".join(tasks).replace("_", " "), "transformers"
+    for name, line, source in presets.describe():
+        yield f"preset: {name}", line, source
+
+
+def _presets() -> Iterator[tuple[str, str, str]]:
+    from ..cluster.presets import PRESETS
+    from ..graph import presets
+    from ..units import show_bytes
+
+    for name, line, source in presets.describe():
+        yield f"model {name}", line, source
+    for entry in PRESETS:
+        kind = entry.device
+        yield f"device {kind.name}", show_bytes(kind.memory_bytes), kind.source
+
+
+def _data() -> Iterator[tuple[str, str, str]]:
+    from ..data.options import Data
+
+    for kind in get_args(Data):
+        line, _, source = kind.describe().partition(" (")
+        yield _tag(kind), line, source.removesuffix(")")
+
+
+def _algorithms() -> Iterator[tuple[str, str, str]]:
+    from ..algo.compose import DataParallel
+    from ..algo.schedule import Schedule
+
+    hints = inspect.get_annotations(DataParallel, eval_str=True)
+    for part, union in {**hints, "schedule": Schedule}.items():
+        for kind in get_args(union) or (union,):
+            yield (f"{part}: {_tag(kind)}", *_documented(kind))
+
+
+def _solvers() -> Iterator[tuple[str, str, str]]:
+    from ..planner.solve.grid import grid
+
+    yield ("grid", *_documented(grid))
+
+
+def _axes() -> Iterator[tuple[str, str, str]]:
+    from ..plan.ir import AXES
+
+    for name, line, executable in AXES:
+        yield name, line, "executable" if executable else "planned: in the types, not yet run"
+
+
+def _tag(kind: Any) -> str:
+    return str(kind.__struct_config__.tag)
+
+
+def _documented(thing: Any) -> tuple[str, str]:
+    """First line of a docstring, and what stands after "Source:"."""
+    text = inspect.getdoc(thing) or ""
+    source = re.search(r"Source: (.+?)(?:\n\n|$)", text, re.DOTALL)
+    first = text.split("\n\n")[0].split("Source:")[0]
+    return " ".join(first.split()), " ".join(source[1].split()) if source else ""

@@ -1,0 +1,122 @@
+"""From a spec to what is planned and run: the graph, the cluster, the workload."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ..cluster import accelerator as accelerators
+from ..cluster.detect import detect
+from ..cluster.parse import first, parse
+from ..errors import ConfigError, Violation
+from ..plan.ir import Precision, Workload
+from ..runtime.mesh import is_launched, read_place
+from ..sample import SampleSpec, TensorSpec
+from ..spec import Spec, check
+
+if TYPE_CHECKING:
+    from ..cluster.accelerator import Accelerator
+    from ..cluster.types import Cluster
+    from ..graph.layer import LayerGraph
+
+
+@dataclass(frozen=True, kw_only=True)
+class Problem:
+    """What a spec asks for on a cluster. `accelerator` is None where the cluster is elsewhere."""
+
+    spec: Spec
+    graph: LayerGraph
+    cluster: Cluster
+    accelerator: Accelerator | None
+    workload: Workload
+
+
+def pose(
+    spec: Spec,
+    *,
+    cluster: str | None = None,
+    devices: int | None = None,
+    machines: tuple[Cluster, Accelerator] | None = None,
+) -> Problem:
+    """The problem of a spec on the named cluster (see `cluster.parse`), or on this machine.
+
+    `machines` is what `here` found before, in another process of the same command.
+
+    Raises:
+        ConfigError: spec, model, data and cluster do not go together; every reason.
+    """
+    there, accelerator = machines or _machines(spec, cluster, devices)
+    violations = check(spec, there.n_devices, trusted=("data",))
+    if violations:
+        raise ConfigError(violations)
+    return Problem(
+        spec=spec,
+        graph=spec.model.graph(sample_of(spec)),
+        cluster=there,
+        accelerator=accelerator,
+        workload=Workload(
+            global_batch=spec.train.global_batch,
+            seq_len=spec.train.seq_len or 1,
+            precision=_precision(spec, there, accelerator),
+            optimizer_states=spec.data_parallel.rule.n_states,
+        ),
+    )
+
+
+def _machines(
+    spec: Spec, cluster: str | None, devices: int | None
+) -> tuple[Cluster, Accelerator | None]:
+    named = parse(cluster, "--cluster") if cluster else spec.cluster.cluster()
+    if named is not None:
+        return (first(named, devices, "--devices") if devices else named), None
+    return here(spec, devices)
+
+
+def here(spec: Spec, devices: int | None) -> tuple[Cluster, Accelerator]:
+    """This machine: as many devices as asked for; under a launcher, its processes."""
+    accelerator = accelerators.detect()
+    if is_launched():
+        place = read_place()
+        return (
+            detect(accelerator, place.n_local, n_hosts=place.n_ranks // place.n_local),
+            accelerator,
+        )
+    wanted = devices or spec.cluster.devices
+    if wanted is None and accelerator.on_host:
+        wanted = spec.cluster.cpu_processes or min(accelerator.count(), spec.train.global_batch)
+    return detect(accelerator, wanted), accelerator
+
+
+def _precision(spec: Spec, cluster: Cluster, accelerator: Accelerator | None) -> Precision:
+    """The spec's, or for "auto" bf16 where the devices have it."""
+    if spec.train.precision != "auto":
+        return spec.train.precision
+    if accelerator is not None:
+        return "bf16" if accelerator.has_bf16() else "fp32"
+    kinds = cluster.device_types.values()
+    return "bf16" if all("bf16" in kind.peak_flops for kind in kinds) else "fp32"
+
+
+def sample_of(spec: Spec) -> SampleSpec:
+    """What the data offer; of text that is not here, its shape is known all the same."""
+    missing = spec.data.check()
+    if not missing:
+        return spec.data.open(spec.train.seq_len, spec.train.seed).sample
+    if not spec.data.needs_seq_len or spec.train.seq_len is None:
+        raise ConfigError(missing)
+    tokens = TensorSpec((spec.train.seq_len,), "int64")
+    return SampleSpec(fields={"input_ids": tokens, "labels": tokens}, n_classes=1)
+
+
+def not_here(problem: Problem) -> ConfigError:
+    """The error for measuring or training on machines that are elsewhere."""
+    return ConfigError(
+        [
+            Violation(
+                path="cluster",
+                value=problem.cluster.name,
+                rule="is not this machine, so nothing can be measured or trained on it",
+                legal="--assume, a profile measured there, or no cluster (this machine)",
+            )
+        ]
+    )

@@ -1,0 +1,104 @@
+"""What commands print for people."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from ..plan.ir import Plan
+    from ..profile.record import Profile
+
+_MOST_REJECTED = 12
+
+
+def show_run(folder: Path, console: Console) -> None:
+    """What a run came to."""
+    from ..report.runs import read_run
+    from ..report.tables import show_run as show
+
+    show(read_run(folder), console)
+    console.print(f"report: {folder / 'report.html'}")
+
+
+def show_plans(plans: Sequence[Plan], console: Console) -> None:
+    """The best plans with their times and memory, and why the others lost."""
+    from rich.table import Table
+
+    from ..plan.describe import describe
+    from ..units import show_bytes, show_seconds
+
+    table = Table(title="best plans", title_justify="left")
+    for head in ("plan", "step", "exposed comm", "peak memory", "most of it"):
+        table.add_column(head)
+    for plan in plans:
+        estimate = plan.estimate
+        if estimate is None:
+            continue
+        peak = estimate.peak_bytes
+        cause = max(peak, key=lambda name: peak[name])
+        table.add_row(
+            describe(plan),
+            show_seconds(estimate.step_s),
+            show_seconds(estimate.exposed_comm_s),
+            show_bytes(sum(peak.values())),
+            f"{cause} {show_bytes(peak[cause])}",
+        )
+    console.print(table)
+    search = plans[0].search
+    if search is None:
+        return
+    bound = "proved best of its space" if search.proved else "not proved"
+    console.print(
+        f"{search.candidates} candidates by {search.solver} in {show_seconds(search.search_s)}; "
+        f"{bound}" + ("; costs are assumed, not measured" if plans[0].assumed else "")
+    )
+    if search.unused_devices:
+        console.print(f"unused devices: {len(search.unused_devices)}")
+    for lost in search.rejected[:_MOST_REJECTED]:
+        console.print(f"  {lost.plan}: {lost.reason}")
+    if len(search.rejected) > _MOST_REJECTED:
+        console.print(f"  and {len(search.rejected) - _MOST_REJECTED} more (--json has all)")
+
+
+def show_profile(profile: Profile, console: Console) -> None:
+    """Layer kinds with their times at the largest measured microbatch, and the collectives."""
+    from rich.table import Table
+
+    from ..units import show_bytes, show_flops, show_seconds
+
+    assumed = " (assumed)" if profile.assumed else ""
+    table = Table(title=f"layers on {profile.hardware}{assumed}", title_justify="left")
+    for head in ("layer kind", "samples", "forward", "backward", "saved a sample"):
+        table.add_column(head)
+    for kind, times in profile.layers.items():
+        table.add_row(
+            kind,
+            str(times.microbatch[-1]),
+            show_seconds(times.forward_s[-1]),
+            show_seconds(times.backward_s[-1]),
+            show_bytes(times.saved_bytes_per_sample),
+        )
+    console.print(table)
+    for op, entries in profile.collectives.items():
+        for entry in entries:
+            console.print(
+                f"{op} over {entry.n_devices}: {show_bytes(entry.size_bytes[-1])} in "
+                f"{show_seconds(entry.seconds[-1])}"
+            )
+    console.print(f"best matrix product: {show_flops(profile.matmul_flops)}/s a device")
+
+
+def show_listing(rows: Sequence[Mapping[str, str]], console: Console) -> None:
+    """Name, what it is, source."""
+    from rich.table import Table
+
+    table = Table(box=None, padding=(0, 2, 0, 0))
+    for head in ("name", "what", "source"):
+        table.add_column(head, overflow="fold")
+    for row in rows:
+        table.add_row(row["name"], row["what"], row["source"])
+    console.print(table)

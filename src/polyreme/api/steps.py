@@ -1,0 +1,98 @@
+"""The steps before training: a profile measured, kept, assumed or given; a plan given."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ..cluster.detect import hardware
+from ..errors import ConfigError, Violation
+from ..plan import store as plans
+from ..plan.ir import Plan
+from ..profile import store
+from ..profile.record import Profile
+from .problem import Problem, not_here
+
+if TYPE_CHECKING:
+    from ..runtime.launch import Launcher
+
+
+def assumed_profile(problem: Problem) -> Profile:
+    """Costs from the cluster's figures. Raises ConfigError naming a figure that is unknown."""
+    from ..profile.assume import assume
+
+    return assume(problem.graph, problem.cluster, problem.workload.precision)
+
+
+def kept_profile(problem: Problem) -> Profile | None:
+    """The profile kept from an earlier run on this machine, if it is still valid."""
+    wanted = store.inputs_hash(problem.graph, problem.cluster, problem.workload.precision)
+    folder = store.cache_folder(os.environ)
+    return store.cached(folder, wanted, hardware(problem.cluster), store.versions())
+
+
+def keep_profile(profile: Profile) -> None:
+    """Keep a profile for later runs; a folder that cannot be written keeps none."""
+    path = store.cache_path(store.cache_folder(os.environ), profile.inputs_hash)
+    if os.access(_existing(path), os.W_OK):
+        store.save(profile, path)
+
+
+def measured_profile(
+    problem: Problem, *, fresh: bool = False, launcher: Launcher | None = None
+) -> Profile:
+    """The kept profile, or one measured now on all devices of the problem."""
+    from ..runtime.launch import Launcher
+    from .ranks import measured
+
+    if problem.accelerator is None:
+        raise not_here(problem)
+    found = None if fresh else kept_profile(problem)
+    if found is not None:
+        return found
+    args = (problem.spec, problem.cluster, problem.accelerator)
+    n_processes = problem.cluster.n_devices
+    if launcher is None:
+        with Launcher() as launcher:
+            found = launcher.run(measured, args, n_processes=n_processes)[0]
+    else:
+        found = launcher.run(measured, args, n_processes=n_processes)[0]
+    keep_profile(found)
+    return found
+
+
+def given_profile(problem: Problem, profile: Path | Profile) -> Profile:
+    """A profile that the user names. Raises ConfigError saying what it was made for instead."""
+    found = profile if isinstance(profile, Profile) else store.load(profile)
+    wanted = store.inputs_hash(problem.graph, problem.cluster, problem.workload.precision)
+    reasons = store.valid(found, wanted, hardware(problem.cluster), found.versions)
+    if reasons:
+        raise ConfigError(
+            [
+                Violation(
+                    path="--profile",
+                    value=str(profile) if isinstance(profile, Path) else "a profile",
+                    rule=reason,
+                    legal="a profile of this model, cluster and precision (polyreme profile)",
+                )
+                for reason in reasons
+            ]
+        )
+    return found
+
+
+def given_plan(problem: Problem, plan: Path | Plan) -> Plan:
+    """A plan that the user names, checked. Raises ConfigError with every violation."""
+    from ..plan.check import check as check_plan
+
+    found = plan if isinstance(plan, Plan) else plans.load(plan)
+    violations = check_plan(found, problem.graph, problem.cluster, problem.workload)
+    if violations:
+        raise ConfigError(violations)
+    return found
+
+
+def _existing(path: Path) -> Path:
+    """The nearest folder above that is there."""
+    return next(folder for folder in path.parents if folder.exists())

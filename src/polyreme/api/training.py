@@ -1,0 +1,171 @@
+"""`polyreme train` in processes of its own, or as one of those that a launcher made."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from .. import runlog
+from .. import spec as specs
+from ..errors import PolyremeError
+from ..plan import store as plans
+from ..plan.ir import Plan
+from ..runtime.launch import PRELOAD, Launcher
+from . import folders
+
+if TYPE_CHECKING:
+    from ..cluster.accelerator import Accelerator
+
+_RANKS = "polyreme.api.ranks"
+
+
+def train(
+    spec: specs.Spec,
+    folder: Path,
+    *,
+    devices: int | None,
+    plan: Path | Plan | None,
+    resume: str | None,
+    progress: bool,
+) -> runlog.Summary | None:
+    """See `api.train`."""
+    start_s = time.time()
+    folders.refuse_file(folder)
+    given = plans.load(plan) if isinstance(plan, Path) else plan
+    from ..runtime.mesh import is_launched
+
+    if is_launched():
+        return _join(spec, folder, given, resume, progress, start_s)
+    with Launcher(preload=(*PRELOAD, _RANKS)) as launcher:
+        return _launch(launcher, spec, folder, devices, given, resume, progress, start_s)
+
+
+def _launch(
+    launcher: Launcher,
+    spec: specs.Spec,
+    folder: Path,
+    devices: int | None,
+    plan: Plan | None,
+    resume: str | None,
+    progress: bool,
+    start_s: float,
+) -> runlog.Summary:
+    from .problem import here
+    from .ranks import Request, n_devices, work
+
+    cluster, accelerator = here(spec, devices)
+    start = _checkpoint(resume, folder)
+    moved = folders.moved_to(folder, start)
+    if moved is not None:
+        sys.stderr.write(f"polyreme: the run in {folder} is kept as {moved}\n")
+    request = Request(
+        spec=spec,
+        cluster=cluster,
+        accelerator=accelerator,
+        folder=folder,
+        plan=plan,
+        resume=start,
+        progress=progress,
+        all_devices=_number_is_asked(spec, devices, accelerator),
+        start_s=start_s,
+    )
+    n_processes = cluster.n_devices if plan is None else n_devices(plan)
+    began_s = time.time()
+    try:
+        result = launcher.run(work, (request,), n_processes=n_processes, logs=folder / "ranks")[0]
+        if result.summary is None:
+            request = dataclasses.replace(request, plan=result.plan)
+            n_processes = n_devices(result.plan)
+            result = launcher.run(work, (request,), n_processes=n_processes)[0]
+    except (PolyremeError, KeyboardInterrupt) as error:
+        _leave_record(spec, folder, began_s, error)
+        raise
+    _report(folder)
+    return result.summary
+
+
+def _join(
+    spec: specs.Spec,
+    folder: Path,
+    plan: Plan | None,
+    resume: str | None,
+    progress: bool,
+    start_s: float,
+) -> runlog.Summary | None:
+    """One rank of a launcher's: it writes the report if it is the first."""
+    from .problem import here
+    from .ranks import Request, work
+
+    cluster, accelerator = here(spec, None)
+    request = Request(
+        spec=spec,
+        cluster=cluster,
+        accelerator=accelerator,
+        folder=folder,
+        plan=plan,
+        resume=_checkpoint(resume, folder),
+        progress=progress,
+        all_devices=True,
+        start_s=start_s,
+    )
+    found = work(request).summary
+    if found is not None:
+        _report(folder)
+    return found
+
+
+def _number_is_asked(spec: specs.Spec, devices: int | None, accelerator: Accelerator) -> bool:
+    """Whether the user said how many devices there shall be."""
+    of_host = spec.cluster.cpu_processes if accelerator.on_host else None
+    return any(number is not None for number in (devices, spec.cluster.devices, of_host))
+
+
+def _checkpoint(resume: str | None, folder: Path) -> Path | None:
+    if resume is None:
+        return None
+    from ..runtime.checkpoint import find
+
+    return find(resume, folder)
+
+
+def _leave_record(spec: specs.Spec, folder: Path, began_s: float, error: BaseException) -> None:
+    """A run that broke off leaves a summary and a report too, if it had begun."""
+    log = folder / folders.LOG
+    if not log.exists() or log.stat().st_mtime < began_s:
+        return
+    interrupted = isinstance(error, KeyboardInterrupt)
+    if not interrupted:
+        last = max(event.attempt for event in runlog.read(log))
+        writer = runlog.Writer(log, attempt=last)
+        writer.write(runlog.FaultEvent(t=writer.t, attempt=last, what=str(error)))
+        writer.close()
+    if not (interrupted and (folder / "summary.json").exists()):
+        _summarise(spec, folder, "interrupted" if interrupted else "failed")
+    _report(folder)
+
+
+def _summarise(spec: specs.Spec, folder: Path, status: runlog.Status) -> None:
+    """The summary of a run whose first rank could not write it."""
+    from ..summary import Setting, summarise
+    from .problem import pose
+    from .steps import kept_profile
+
+    problem = pose(spec)
+    plan = plans.load(folder / "plan.json")
+    setting = Setting(
+        graph=problem.graph,
+        plan=plan,
+        cluster=problem.cluster,
+        profile=kept_profile(problem),
+    )
+    found = summarise(runlog.read(folder / folders.LOG), setting, status=status)
+    runlog.save_summary(found, folder)
+
+
+def _report(folder: Path) -> None:
+    from ..report.page import render
+
+    render([folder], folder / "report.html")
