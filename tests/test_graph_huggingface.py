@@ -296,7 +296,7 @@ def test_initial_values_are_distributed_as_the_library_s(case):
                 other.std(correction=0).item(), rel=spread, abs=1e-7
             ), (layer.name, local)
             assert value.mean().item() == pytest.approx(
-                other.mean().item(), abs=1e-7 + 2 * spread * float(other.std(correction=0))
+                other.mean().item(), abs=1e-7 + 2 * spread * other.std(correction=0).item()
             ), (layer.name, local)
 
 

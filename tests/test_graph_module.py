@@ -209,6 +209,16 @@ def test_layers_that_look_alike_but_cost_differently_are_different_kinds():
     assert len({layer.kind for layer in graph.layers}) == 3
 
 
+def test_fused_attention_of_a_user_is_counted():
+    class Attend(nn.Module):
+        def forward(self, x):
+            heads = x.view(1, 1, 1, 6).expand(1, 1, 4, 6)
+            return nn.functional.scaled_dot_product_attention(heads, heads, heads)[:, 0, 0]
+
+    graph = from_module(nn.Sequential(Attend(), nn.Linear(6, 3)), SAMPLE)
+    assert graph.layer("0").flops == 2 * 2 * 4 * 4 * 6
+
+
 @pytest.fixture
 def source(tmp_path):
     path = tmp_path / "mine.py"

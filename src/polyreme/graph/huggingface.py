@@ -168,7 +168,7 @@ def _from_data(known: Sequence[str], sample: SampleSpec) -> dict[str, Any]:
         channels, height, width = sample.fields["pixel_values"].shape
         fields |= {"num_channels": channels, "num_labels": sample.n_classes}
         fields["image_size"] = height if height == width else (height, width)
-    elif "vocab_size" in known and sample.fields["labels"].shape:
+    elif "labels" in sample.fields and sample.fields["labels"].shape:
         fields["vocab_size"] = sample.n_classes
     else:
         fields["num_labels"] = sample.n_classes
