@@ -190,7 +190,7 @@ def report(
         page = api.report(runs, out=out, reference=reference, target=target)
         if not json:
             _console().print(f"wrote {page}")
-        return {"report": str(page)}
+        return {"report": str(page), "runs": [api.run_json(run) for run in runs]}
 
     _end(command, json)
 
@@ -228,10 +228,10 @@ def _version(
 
 
 def _console() -> Console:
-    """Where people read: stderr, so that stdout stays free for --json."""
+    """Where results are printed for people."""
     from rich.console import Console
 
-    return Console(stderr=True, highlight=False)
+    return Console(highlight=False, markup=False)
 
 
 def _end(command: Callable[[], Any], json: bool) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any, Literal
 
@@ -120,11 +120,18 @@ class Writer:
     event, and neither attempts nor seconds go back.
     """
 
-    def __init__(self, path: Path, *, attempt: int | None = None) -> None:
+    def __init__(
+        self,
+        path: Path,
+        *,
+        attempt: int | None = None,
+        listeners: Sequence[Callable[[Event], None]] = (),
+    ) -> None:
         last = _mend(path)
         self.attempt = attempt if attempt is not None else last.attempt + 1
         self._start_s = time.monotonic() - last.t
         self._encoder = msgspec.json.Encoder()
+        self._listeners = tuple(listeners)
         self._file: IO[bytes] = path.open("ab")
 
     @property
@@ -133,9 +140,11 @@ class Writer:
         return time.monotonic() - self._start_s
 
     def write(self, event: Event) -> None:
-        """Append one event."""
+        """Append one event, and tell it to the listeners."""
         self._file.write(self._encoder.encode(event) + b"\n")
         self._file.flush()
+        for listener in self._listeners:
+            listener(event)
 
     def close(self) -> None:
         """Close the file."""

@@ -8,6 +8,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
+
 from . import __version__
 from .cluster.detect import hardware
 from .cluster.types import Cluster
@@ -105,6 +107,17 @@ def summarise(
         devices=setting.n_devices,
         versions=_versions(),
         hardware=hardware(setting.cluster),
+    )
+
+
+def with_effectiveness(summary: Summary, effectiveness: float) -> Summary:
+    """The summary of a run that was measured against a reference."""
+    share = summary.utilisation
+    return msgspec.structs.replace(
+        summary,
+        effectiveness=effectiveness,
+        basis={**summary.basis, "effectiveness": "reference"},
+        w=None if share is None else share * effectiveness * summary.goodput,
     )
 
 

@@ -73,7 +73,11 @@ def profile(
     from .problem import pose
     from .steps import assumed_profile, measured_profile
 
-    problem = pose(read(spec, overrides, devices=devices, trusted=("data",)), cluster, devices)
+    problem = pose(
+        read(spec, overrides, devices=devices, trusted=("data",)),
+        cluster=cluster,
+        devices=devices,
+    )
     found = assumed_profile(problem) if assume else measured_profile(problem, fresh=True)
     if out is not None:
         store.save(found, out)
@@ -104,7 +108,11 @@ def plan(
     from .problem import pose
     from .steps import assumed_profile, given_profile, measured_profile
 
-    problem = pose(read(spec, overrides, devices=devices, trusted=("data",)), cluster, devices)
+    problem = pose(
+        read(spec, overrides, devices=devices, trusted=("data",)),
+        cluster=cluster,
+        devices=devices,
+    )
     if profile is not None:
         costs = given_profile(problem, profile)
     else:
@@ -173,7 +181,7 @@ def check(
     from .problem import pose
     from .steps import given_plan
 
-    problem = pose(read(spec, overrides, devices=devices), None, devices)
+    problem = pose(read(spec, overrides, devices=devices), devices=devices)
     given = plan or problem.spec.parallel.plan
     if given is not None:
         given_plan(problem, Path(given))
@@ -192,6 +200,14 @@ def report(
     folders = [Path(runs)] if isinstance(runs, str | Path) else [Path(run) for run in runs]
     page = out or (folders[0] if len(folders) == 1 else Path()) / "report.html"
     return render(folders, page, reference=reference, target=target)
+
+
+def run_json(run: Path | str) -> dict[str, Any]:
+    """What a run came to, as plain numbers; null where unknown."""
+    from ..report.runs import read_run
+    from ..report.tables import summary_json
+
+    return summary_json(read_run(Path(run)))
 
 
 def fixed(axes: Sequence[str]) -> list[str]:

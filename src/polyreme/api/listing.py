@@ -53,7 +53,7 @@ def _data() -> Iterator[tuple[str, str, str]]:
     from ..data.options import Data
 
     for kind in get_args(Data):
-        line, _, source = kind.describe().partition(" (")
+        line, _, source = kind.describe().rpartition(" (")
         yield _tag(kind), line, source.removesuffix(")")
 
 

@@ -29,6 +29,7 @@ from ..runtime.job import Job
 from ..runtime.mesh import World
 from ..runtime.progress import ProgressBar
 from ..runtime.state import Progress, State
+from ..runtime.trackers import open_trackers
 from . import folders, steps
 from .problem import Problem, pose
 
@@ -126,7 +127,11 @@ def _train(
     request: Request, problem: Problem, profile: Profile | None, plan: Plan, world: World
 ) -> runlog.Summary | None:
     spec, folder = problem.spec, request.folder
-    log = runlog.Writer(folder / folders.LOG) if world.is_first else None
+    trackers = open_trackers(spec.report.trackers, folder) if world.is_first else []
+    log = None
+    if world.is_first:
+        listeners = [tracker.write for tracker in trackers]
+        log = runlog.Writer(folder / folders.LOG, listeners=listeners)
     setting = summary.Setting(
         graph=problem.graph, plan=plan, cluster=problem.cluster, profile=profile
     )
@@ -164,6 +169,8 @@ def _train(
     if log is None:
         return None
     log.close()
+    for tracker in trackers:
+        tracker.close()
     found = summary.summarise(
         runlog.read(folder / folders.LOG),
         setting,
@@ -211,7 +218,7 @@ def _on_first(world: World, make: Callable[[], _T]) -> _T:
             box = [(None, error)]
     if world.group is not None:
         dist.broadcast_object_list(box, src=0, device=world.device)
-    value, error = box[0]
-    if error is not None:
-        raise error
+    value, raised = box[0]
+    if raised is not None:
+        raise raised
     return value  # type: ignore[return-value]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from ..cluster.detect import hardware
 from ..errors import ConfigError, Violation
@@ -13,9 +12,6 @@ from ..plan.ir import Plan
 from ..profile import store
 from ..profile.record import Profile
 from .problem import Problem, not_here
-
-if TYPE_CHECKING:
-    from ..runtime.launch import Launcher
 
 
 def assumed_profile(problem: Problem) -> Profile:
@@ -39,25 +35,20 @@ def keep_profile(profile: Profile) -> None:
         store.save(profile, path)
 
 
-def measured_profile(
-    problem: Problem, *, fresh: bool = False, launcher: Launcher | None = None
-) -> Profile:
+def measured_profile(problem: Problem, *, fresh: bool = False) -> Profile:
     """The kept profile, or one measured now on all devices of the problem."""
     from ..runtime.launch import Launcher
     from .ranks import measured
 
     if problem.accelerator is None:
         raise not_here(problem)
-    found = None if fresh else kept_profile(problem)
-    if found is not None:
-        return found
+    kept = None if fresh else kept_profile(problem)
+    if kept is not None:
+        return kept
     args = (problem.spec, problem.cluster, problem.accelerator)
-    n_processes = problem.cluster.n_devices
-    if launcher is None:
-        with Launcher() as launcher:
-            found = launcher.run(measured, args, n_processes=n_processes)[0]
-    else:
-        found = launcher.run(measured, args, n_processes=n_processes)[0]
+    with Launcher() as launcher:
+        results = launcher.run(measured, args, n_processes=problem.cluster.n_devices)
+    found: Profile = results[0]
     keep_profile(found)
     return found
 

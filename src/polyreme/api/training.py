@@ -8,12 +8,15 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from .. import runlog
 from .. import spec as specs
 from ..errors import PolyremeError
 from ..plan import store as plans
 from ..plan.ir import Plan
 from ..runtime.launch import PRELOAD, Launcher
+from ..summary import with_effectiveness
 from . import folders
 
 if TYPE_CHECKING:
@@ -83,8 +86,7 @@ def _launch(
     except (PolyremeError, KeyboardInterrupt) as error:
         _leave_record(spec, folder, began_s, error)
         raise
-    _report(folder)
-    return result.summary
+    return _judged(spec, folder)
 
 
 def _join(
@@ -112,9 +114,7 @@ def _join(
         start_s=start_s,
     )
     found = work(request).summary
-    if found is not None:
-        _report(folder)
-    return found
+    return None if found is None else _judged(spec, folder)
 
 
 def _number_is_asked(spec: specs.Spec, devices: int | None, accelerator: Accelerator) -> bool:
@@ -163,6 +163,25 @@ def _summarise(spec: specs.Spec, folder: Path, status: runlog.Status) -> None:
     )
     found = summarise(runlog.read(folder / folders.LOG), setting, status=status)
     runlog.save_summary(found, folder)
+
+
+def _judged(spec: specs.Spec, folder: Path) -> runlog.Summary:
+    """The summary with effectiveness against the reference, if there is one; makes the report."""
+    from ..report.against import against, parse_target
+    from ..report.page import render
+    from ..report.runs import read_run
+
+    found = msgspec.json.decode((folder / "summary.json").read_bytes(), type=runlog.Summary)
+    options, reference = spec.report, None
+    if options.reference is not None and options.target is not None:
+        reference = Path(options.reference)
+        goal = parse_target(options.target)
+        effectiveness = against(read_run(folder), read_run(reference), goal).effectiveness
+        if effectiveness is not None:
+            found = with_effectiveness(found, effectiveness)
+            runlog.save_summary(found, folder)
+    render([folder], folder / "report.html", reference=reference, target=options.target)
+    return found
 
 
 def _report(folder: Path) -> None:

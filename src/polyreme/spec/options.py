@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from typing import Literal
 
 import msgspec
 
@@ -24,11 +25,13 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         target: ``metric=value`` that counts as trained: ``heldout_loss`` (nats, to be reached from
             above) or ``test_accuracy`` (0 to 1, from below).
-        reference: Run folder against which effectiveness is measured.
+        reference: Run folder against which effectiveness is measured (with `target`).
+        trackers: Where numbers go besides the log; each needs the extra of its name.
     """
 
     target: str | None = None
     reference: str | None = None
+    trackers: tuple[Literal["tensorboard", "wandb"], ...] = ()
 
     @property
     def goal(self) -> tuple[str, float] | None:
