@@ -382,3 +382,36 @@ def test_a_timer_measures_its_block_alone() -> None:
     with host.timer() as timer:
         assert timer.seconds != timer.seconds
     assert 0.0 <= timer.seconds < 1.0
+
+
+# The page
+
+
+def _row(entry) -> str:
+    """A preset as a row of the page's table, read off the structs."""
+    device = entry.device
+    peaks = [device.peak_flops.get(dtype) for dtype in ("fp64", "fp32", "tf32", "bf16", "fp16")]
+    cells = [f"{peak / 1e12:g}" if peak else "" for peak in peaks]
+    bandwidth = device.memory_bandwidth_bytes_s
+    cells.append(f"{bandwidth / 1e9:g}" if bandwidth else "")
+    cells += [f"{link.bandwidth_bytes_s / 1e9:g}" for link in (entry.intra, entry.inter)]
+    memory = f"{device.memory_bytes / 1e9:.3g}"
+    return " | ".join(["|", device.name, memory, *cells, str(entry.per_host or "any"), "|"])
+
+
+def test_the_page_shows_every_preset_as_it_is_with_its_sources() -> None:
+    page = (SOURCE.parents[1] / "docs" / "cluster.md").read_text()
+    rows = {" ".join(line.split()) for line in page.splitlines()}
+    for entry in PRESETS:
+        row = " ".join(_row(entry).removeprefix("| ").removesuffix(" |").split())
+        assert row in rows, entry.device.name
+        assert entry.device.source in page
+        assert entry.intra.source in page
+
+
+def test_the_pages_cluster_file_is_read(tmp_path: Path) -> None:
+    page = (SOURCE.parents[1] / "docs" / "cluster.md").read_text()
+    blocks = [part.partition("```")[0] for part in page.split("```toml\n")[1:]]
+    file = tmp_path / "cluster.toml"
+    file.write_text(next(block for block in blocks if "[[hosts]]" in block))
+    assert read(file).n_devices == 16

@@ -306,10 +306,16 @@ def test_every_even_group_has_times_and_slow_links_cost_more() -> None:
     cluster = parse_preset("2x4xH100")
     assert group_shapes(cluster) == [(2, 1), (2, 2), (4, 1), (4, 2), (8, 2)]
     fit = Fit(assume(tiny_graph("linear"), cluster, "bf16"))
-    inside = fit.collective_s("all_reduce", 2, 10**9)
-    across = fit.collective_s("all_reduce", 2, 10**9, 2)
+    inside = fit.collective_s("all_reduce", 2, 10**11)
+    across = fit.collective_s("all_reduce", 2, 10**11, 2)
     assert across == pytest.approx(inside * 450 / 50, rel=1e-2)
     assert fit.collective_s("all_gather", 8, 10**9, 2) < fit.collective_s("all_reduce", 8, 10**9, 2)
+
+
+def test_a_group_larger_than_a_host_is_priced_over_hosts_unasked() -> None:
+    fit = Fit(assume(tiny_graph("linear"), parse_preset("2x8xH100"), "bf16"))
+    assert fit.collective_s("all_reduce", 16, 10**9) == fit.collective_s("all_reduce", 16, 10**9, 2)
+    assert fit.collective_s("all_reduce", 8, 10**9) == fit.collective_s("all_reduce", 8, 10**9, 1)
 
 
 def test_one_device_needs_no_collectives() -> None:

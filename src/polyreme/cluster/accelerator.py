@@ -68,7 +68,7 @@ class Accelerator:
         module = self._module()
         module.set_device(index)
         if self.memory_limit_bytes is not None:
-            share = min(1.0, self.memory_limit_bytes / self._memory(index)[1])
+            share = min(1.0, self.memory_limit_bytes / self._total_bytes(index))
             module.set_per_process_memory_fraction(share, index)
 
     def synchronize(self) -> None:
@@ -89,19 +89,23 @@ class Accelerator:
         Those of other processes on the same device are among them.
         """
         module = self._module()
-        free, total = self._memory(module.current_device())
+        free, total = module.mem_get_info()
         return max(0, int(total - free - module.memory_reserved()))
 
     def free_bytes(self) -> int:
         """Bytes that the current device can still lend, those cached by torch among them."""
         module = self._module()
         cached = module.memory_reserved() - module.memory_allocated()
-        free = self._memory(module.current_device())[0] + cached
+        free = module.mem_get_info()[0] + cached
         return int(min(free, self.memory_limit_bytes or free))
+
+    def release(self) -> None:
+        """Give back to the device what torch keeps of freed tensors."""
+        self._module().empty_cache()
 
     def total_bytes(self, index: int = 0, sharing: int = 1) -> int:
         """Bytes that a process can have there; `sharing` processes divide the host's memory."""
-        total = int(self._memory(index)[1])
+        total = self._total_bytes(index)
         return min(total, self.memory_limit_bytes or total)
 
     def device_name(self, index: int = 0) -> str:
@@ -137,10 +141,9 @@ class Accelerator:
 
         return torch.get_device_module(self.device_type)
 
-    def _memory(self, index: int) -> tuple[int, int]:
-        """Free and total bytes of a device."""
-        free, total = self._module().mem_get_info(index)
-        return int(free), int(total)
+    def _total_bytes(self, index: int) -> int:
+        """As the driver's description of the device says; asking makes no context there."""
+        return int(self._module().get_device_properties(index).total_memory)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -190,6 +193,9 @@ class HostAccelerator(Accelerator):
 
         free = int(psutil.virtual_memory().available)
         return min(free, self.memory_limit_bytes or free)
+
+    def release(self) -> None:
+        """Freed tensors of the host are not kept."""
 
     def total_bytes(self, index: int = 0, sharing: int = 1) -> int:
         """An even share of the host's memory (or the control group's limit), less the system's.

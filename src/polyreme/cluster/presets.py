@@ -14,7 +14,7 @@ import msgspec
 from ..errors import ConfigError, Violation
 from .types import Cluster, DeviceType, Host, Link
 
-_H100 = "NVIDIA H100 Tensor Core GPU architecture whitepaper (2022), table 2, dense"
+_H100 = "NVIDIA H100 Tensor Core GPU architecture whitepaper (2022), dense"
 _HOPPER_SHEET = "datasheet, tensor rates halved (printed with sparsity)"
 _A100 = "NVIDIA A100 Tensor Core GPU datasheet (2021), dense"
 _V100 = "NVIDIA Tesla V100 GPU datasheet (2018)"
@@ -57,7 +57,6 @@ _NDR = _inter(50e9, "one 400 Gbit/s InfiniBand port a GPU, NVIDIA DGX H100 datas
 _HDR = _inter(25e9, "one 200 Gbit/s InfiniBand port a GPU, NVIDIA DGX A100 datasheet")
 _EDR = _inter(6.25e9, "four 100 Gbit/s InfiniBand ports for 8 GPUs, NVIDIA DGX-1 datasheet")
 _DCU = "Li, High-Quality-and-Efficiency Distributed Machine Learning, lecture slides, 2026"
-_UNIAP = "Lin et al., UniAP, CVPR 2025, two hosts of 4 TITAN Xp"
 
 PRESETS: tuple[Preset, ...] = (
     Preset(
@@ -281,7 +280,7 @@ PRESETS: tuple[Preset, ...] = (
         reported=("NVIDIA TITAN Xp", "TITAN Xp"),
         per_host=4,
         intra=_intra(16e9, "PCIe 3.0 x16: 32 GB/s both ways, PCI-SIG"),
-        inter=_inter(1.25e9 / 4, f"10 Gbit/s Ethernet shared by 4 GPUs: {_UNIAP}"),
+        inter=_inter(1.25e9 / 4, "assumed: 10 Gbit/s Ethernet shared by 4 GPUs"),
     ),
     Preset(
         device=DeviceType(
@@ -294,7 +293,7 @@ PRESETS: tuple[Preset, ...] = (
         reported=("Ascend910A",),
         per_host=8,
         intra=_intra(90e9, "three HCCS links of 240 Gbit/s, Hot Chips 31"),
-        inter=_inter(12.5e9, "one 100 Gbit/s RoCE port a device, Hot Chips 31"),
+        inter=_inter(12.5e9, "one 100 Gbit/s port a device, Huawei Atlas 900 (2019)"),
     ),
     Preset(
         device=DeviceType(

@@ -16,7 +16,8 @@ SIZES = tuple(4 * 1024 * 8**power for power in range(7))  # 4 KiB to 1 GiB
 ENOUGH_S = 0.05  # a collective this long tells the slope
 MEMORY_SHARE = 0.2  # of what is free, for each of two buffers
 OPS: tuple[Collective, ...] = ("all_reduce", "all_gather", "reduce_scatter")
-BUCKET_BYTES = 8 * 2**20
+HOST_BUCKET_BYTES = 8 * 2**20  # either takes about a millisecond or more
+DEVICE_BUCKET_BYTES = 256 * 2**20
 
 
 def measure_links(
@@ -60,9 +61,11 @@ def measure_overlap(world: World) -> float:
     import torch
     from torch import distributed
 
-    side = 256 if world.accelerator.on_host else 4096
+    on_host = world.accelerator.on_host
+    side = 256 if on_host else 2048
+    bucket_bytes = HOST_BUCKET_BYTES if on_host else DEVICE_BUCKET_BYTES
     left = torch.randn(side, side, device=world.device)
-    bucket = torch.zeros(BUCKET_BYTES // 4, device=world.device)
+    bucket = torch.zeros(bucket_bytes // 4, device=world.device)
 
     def reduce() -> None:
         distributed.all_reduce(bucket, group=world.group)

@@ -57,6 +57,8 @@ def measure(
         update_s = optimizer_s_per_byte(world)
     if not world.accelerator.on_host:  # communicators take device memory at their first use
         held_bytes = world.accelerator.held_bytes()
+    world.accelerator.release()
+    world.accelerator.reset_peak()
     return Profile(
         layers=layers,
         collectives=collectives,

@@ -13,7 +13,7 @@ import math
 from collections.abc import Mapping, Sequence
 from itertools import accumulate, pairwise
 
-from .record import Collective, CollectiveTimes, LayerTimes, Profile
+from .record import Collective, CollectiveTimes, Profile
 
 _ROUNDS: Mapping[Collective, int] = {"all_reduce": 2, "all_gather": 1, "reduce_scatter": 1}
 
@@ -82,10 +82,6 @@ class Fit:
             for op, entries in profile.collectives.items()
         }
 
-    def times(self, kind: str) -> LayerTimes:
-        """The record of a layer kind; KeyError if the profile has none."""
-        return self.profile.layers[kind]
-
     def forward_s(self, kind: str, microbatch: int) -> float:
         """Seconds of a layer kind's forward pass over so many samples."""
         return self._forward[kind](microbatch)
@@ -99,12 +95,12 @@ class Fit:
         return self.forward_s(kind, microbatch)
 
     def collective_s(
-        self, op: Collective, n_devices: int, size_bytes: float, n_hosts: int = 1
+        self, op: Collective, n_devices: int, size_bytes: float, n_hosts: int | None = None
     ) -> float:
         """Seconds of a collective whose full tensor has `size_bytes`; 0 for a lone device.
 
-        `n_hosts` is over how many hosts the group spreads. KeyError if the profile holds no group
-        at all for it.
+        `n_hosts` is over how many hosts the group spreads; None: as few as the profile knows for
+        its size. KeyError if the profile holds no group at all for it.
         """
         if n_devices <= 1 or size_bytes <= 0:
             return 0.0
@@ -121,12 +117,13 @@ class Fit:
         )
 
 
-def _distance(entry: CollectiveTimes, n_devices: int, n_hosts: int) -> tuple[float, float, int]:
-    """The same number of hosts first, then the nearest size; the larger group of two equals."""
+def _distance(entry: CollectiveTimes, n_devices: int, n_hosts: int | None) -> tuple[float, ...]:
+    """The same number of hosts first (if stated), then the nearest size, then the larger group."""
     return (
-        abs(math.log(entry.n_hosts / n_hosts)),
+        abs(math.log(entry.n_hosts / n_hosts)) if n_hosts else 0.0,
         abs(math.log(entry.n_devices / n_devices)),
         -entry.n_devices,
+        entry.n_hosts,
     )
 
 
