@@ -27,6 +27,17 @@ def summed() -> float:
     return x.item()
 
 
+def computes() -> float:
+    """A sum on this machine's device, which no process before this one may have touched."""
+    import torch
+
+    from polyreme.cluster.accelerator import detect
+
+    accelerator = detect()
+    accelerator.set(0)
+    return torch.ones(4, device=accelerator.device(0)).sum().item()
+
+
 def raises_on(rank: int, error: Exception) -> None:
     if int(os.environ["RANK"]) == rank:
         sys.stderr.write("last words\n")

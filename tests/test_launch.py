@@ -17,7 +17,7 @@ import pytest
 
 import launch_entries as entries
 from polyreme.errors import ConfigError, Infeasible, RunError, Violation
-from polyreme.runtime.launch import Launcher, RankFailed, joined
+from polyreme.runtime.launch import PRELOAD, Launcher, RankFailed, joined
 
 ENTRIES = entries.__file__
 
@@ -60,6 +60,12 @@ def test_results_come_in_rank_order(launcher: Launcher) -> None:
 
 def test_one_process_is_a_group_too(launcher: Launcher) -> None:
     assert launcher.run(entries.summed, n_processes=1) == [0.0]
+
+
+def test_ranks_can_use_the_device_after_all_imports_of_training() -> None:
+    """Importing must not open the device: a forked process could not use it any more."""
+    with Launcher(preload=(*PRELOAD, "polyreme.api.ranks")) as trainer:
+        assert trainer.run(entries.computes, n_processes=1) == [4.0]
 
 
 def test_two_jobs_at_once_do_not_collide(launcher: Launcher) -> None:

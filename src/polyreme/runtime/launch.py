@@ -92,7 +92,7 @@ class Launcher:
         n_processes: int,
         attempt: int = 0,
         logs: Path | None = None,
-        grace_s: float = 10.0,
+        grace_s: float = 30.0,
     ) -> list[Any]:
         """Results of ``entry(*args)`` by rank; `entry` is a function that can be imported.
 
