@@ -23,12 +23,16 @@ class LayerClass(msgspec.Struct, frozen=True, kw_only=True):
 class Groups(msgspec.Struct, frozen=True, kw_only=True):
     """(index of a class, strategy) -> how many; units also with which pairs are neighbours.
 
-    A unit is what is gathered and reduced together: a layer, or layers tied to each other.
+    A unit is what is gathered and reduced together: a layer, or layers tied to each other. The
+    `tail` is the unit of the last layer, which stays gathered between its two passes; it `spans`
+    the whole model if it is tied to an earlier layer.
     """
 
     layers: tuple[tuple[int, Strategy, int], ...]
     units: tuple[tuple[int, Strategy, int], ...]
     neighbours: tuple[tuple[tuple[int, Strategy], tuple[int, Strategy]], ...]
+    tail: tuple[int, Strategy]
+    spans: bool
 
 
 class Classes:
@@ -45,8 +49,11 @@ class Classes:
             layer.name: index_of[each]
             for layer, each in zip(graph.layers, layer_classes, strict=True)
         }
-        units = [tuple(self.layer_of[name] for name in names) for names in tied_units(graph)]
-        self._heads = tuple(names[0] for names in tied_units(graph))
+        members = tied_units(graph)
+        units = [tuple(self.layer_of[name] for name in names) for names in members]
+        last = graph.layers[-1].name
+        self._heads = tuple(names[0] for names in members)
+        self._tail = next(index for index, names in enumerate(members) if last in names)
         self.units = tuple(dict.fromkeys(units))
         self._unit_indices = tuple(self.units.index(unit) for unit in units)
         self._uniform: dict[Strategy, Groups] = {}
@@ -71,6 +78,8 @@ class Classes:
             layers=_counted(layers),
             units=_counted(units),
             neighbours=tuple(dict.fromkeys(pairwise(units))),
+            tail=units[self._tail],
+            spans=self._tail < len(units) - 1,
         )
 
 

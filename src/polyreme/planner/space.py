@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 import msgspec
@@ -41,16 +42,17 @@ class Space(msgspec.Struct, frozen=True, kw_only=True):
     def microbatches(self, n_ranks: int) -> tuple[int, ...]:
         """Numbers of microbatches for so many data ranks, fewest first.
 
-        Their largest size is the fixed one, or a power of two, or all samples of a rank. Each
-        rank must have a sample for each.
+        Their largest size is the fixed one, or a power of two at most, or all samples of a rank.
+        Each rank must have a sample for each.
         """
         fewest, left = divmod(self.workload.global_batch, n_ranks)
         samples = fewest + (1 if left else 0)
         if self.microbatch is not None:
-            sizes = [self.microbatch]
-        else:
-            sizes = [samples, *(2**power for power in range(samples.bit_length()))]
-        counts = {-(-samples // size) for size in sizes if size <= samples}
+            count = math.ceil(samples / self.microbatch)
+            met = math.ceil(samples / count) == self.microbatch and count <= fewest
+            return (count,) if met else ()
+        sizes = [samples, *(2**power for power in range(samples.bit_length()))]
+        counts = {math.ceil(samples / size) for size in sizes if size <= samples}
         return tuple(sorted(count for count in counts if count <= fewest))
 
     def drafts(self) -> Iterator[Draft]:

@@ -80,14 +80,15 @@ def _smaller_batch(problem: Problem, fitting: Fitting) -> Iterator[str]:
 
 
 def _more_devices(problem: Problem, fitting: Fitting) -> Iterator[str]:
-    """Twice as many, and so on, each with the draft that cuts most."""
+    """Twice as many, and so on, each with the drafts that cut most."""
     larger = problem.cluster
     if problem.parallel.shard is not None and problem.parallel.replica is not None:
         return
     while larger.n_devices <= MOST_DEVICES // 2:
         larger = msgspec.structs.replace(larger, hosts=larger.hosts * 2)
         space = msgspec.structs.replace(problem, cluster=larger).space()
-        if space is not None and _fitting(larger, fitting)(_leanest(space)).fits:
+        room = _fitting(larger, fitting)
+        if space is not None and any(room(draft).fits for draft in _leanest(space)):
             yield f"{larger.n_devices} devices"
             return
 
@@ -106,14 +107,14 @@ def _first_fit(problem: Problem, fitting: Fitting) -> Draft | None:
     return next((draft for draft in space.drafts() if room(draft).fits), None)
 
 
-def _leanest(space: Space) -> Draft:
-    """The draft that recomputes, cuts states into most parts and plays the smallest microbatch."""
-    best = max(
-        space.strategies,
-        key=lambda strategy: (strategy.parts, strategy.level == "params", strategy.recompute),
-    )
-    (*_, last) = msgspec.structs.replace(space, strategies=(best,)).drafts()
-    return last
+def _leanest(space: Space) -> Iterator[Draft]:
+    """Drafts that cut states into most parts and play the smallest microbatch."""
+    offered = [strategy for strategy in space.strategies if space.microbatches(strategy.n_devices)]
+    most = max(strategy.parts for strategy in offered)
+    for strategy in offered:
+        if strategy.parts == most:
+            (*_, last) = msgspec.structs.replace(space, strategies=(strategy,)).drafts()
+            yield last
 
 
 def _fitting(cluster: Cluster, fitting: Fitting) -> Fitting:

@@ -32,7 +32,8 @@ class _Traffic(msgspec.Struct, kw_only=True):
     """Seconds of communication by the part of a step in which it runs."""
 
     gather_once: float = 0.0
-    gather_each: float = 0.0  # in each forward and again in each backward pass
+    gather_forward: float = 0.0  # in each forward pass
+    gather_backward: float = 0.0  # again in each backward pass
     reduce_each: float = 0.0  # in each backward pass
     reduce_last: float = 0.0  # in the last one
     first_gather: float = 0.0  # nothing runs that could hide these two
@@ -40,7 +41,7 @@ class _Traffic(msgspec.Struct, kw_only=True):
 
     def comm_s(self, rounds: int) -> float:
         """All of it."""
-        each = 2 * self.gather_each + self.reduce_each
+        each = self.gather_forward + self.gather_backward + self.reduce_each
         return self.gather_once + rounds * each + self.reduce_last
 
     def exposed_s(self, rounds: int, forward_s: float, backward_s: float, overlap: float) -> float:
@@ -52,10 +53,10 @@ class _Traffic(msgspec.Struct, kw_only=True):
         def exposed(comm_s: float, beside_s: float, alone_s: float = 0.0) -> float:
             return max(comm_s - min(comm_s * overlap, beside_s), min(alone_s, comm_s))
 
-        in_backward = self.gather_each + self.reduce_each
+        in_backward = self.gather_backward + self.reduce_each
         return (
-            exposed(self.gather_once + self.gather_each, forward_s, self.first_gather)
-            + (rounds - 1) * exposed(self.gather_each, forward_s)
+            exposed(self.gather_once + self.gather_forward, forward_s, self.first_gather)
+            + (rounds - 1) * exposed(self.gather_forward, forward_s)
             + (rounds - 1) * exposed(in_backward, backward_s)
             + exposed(in_backward + self.reduce_last, backward_s, self.last_reduce)
         )
@@ -127,11 +128,17 @@ class DataCost:
         for index, strategy, count in groups.units:
             unit = self.memory.unit(index, strategy.parts)
             if strategy.parts > 1 and unit.gathered:
-                self._add_units(traffic, strategy, unit, count)
+                is_tail = (index, strategy) == groups.tail
+                self._add_units(traffic, strategy, unit, count, is_tail)
         return traffic
 
-    def _add_units(self, traffic: _Traffic, strategy: Strategy, unit: Unit, count: int) -> None:
-        """Gathered in the compute dtype, reduced in the master's; over replicas once a step."""
+    def _add_units(
+        self, traffic: _Traffic, strategy: Strategy, unit: Unit, count: int, is_tail: bool
+    ) -> None:
+        """Gathered in the compute dtype, reduced in the master's; over replicas once a step.
+
+        One of the units may be the tail, which is not gathered again.
+        """
         wide = self.memory.widths
         shard_hosts, replica_hosts = self._n_hosts(strategy.replica, strategy.shard)
         collective_s = self._fit.collective_s
@@ -141,7 +148,8 @@ class DataCost:
         part_bytes = reduced_bytes // unit.parts
         replicas_s = collective_s("all_reduce", strategy.replica, part_bytes, replica_hosts)
         if strategy.level == "params":
-            traffic.gather_each += gather_s * count
+            traffic.gather_forward += gather_s * count
+            traffic.gather_backward += gather_s * (count - is_tail)
         else:
             traffic.gather_once += gather_s * count
         if strategy.level == "optimizer":

@@ -212,6 +212,8 @@ class Memory:
             (passing.get(first, 0) + passing.get(second, 0) for first, second in groups.neighbours),
             default=max(passing.values(), default=0),
         )
+        if groups.spans:
+            kept += passing.get(groups.tail, 0)
         return kept + two_passing + largest + accumulated + max(reducing, fresh)
 
     def _unit(self, index: int, parts: int) -> Unit:
