@@ -1,13 +1,15 @@
 """Bytes that autograd keeps for the backward pass, found by playing layers without data.
 
-Layers run on fake tensors of the host, where attention keeps what the fused kernels of
-accelerators keep (inputs, output, one number a row), not the square matrix of the plain formula.
+Layers run on fake tensors of the host (recurrent ones on real ones), where attention keeps what
+the fused kernels of accelerators keep (inputs, output, one number a row), not the square matrix of
+the plain formula.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -134,9 +136,12 @@ def _trace(
 ) -> _Trace:
     """One layer's trace, `inside` per sample; `learns` says which inputs carry a gradient."""
     from torch._subclasses.fake_tensor import FakeTensorMode
+    from torch.nn import RNNBase
 
     module = graph.build(layer.name)
-    with FakeTensorMode(allow_non_fake_inputs=True):
+    # Fused recurrences save a workspace whose size fake tensors do not tell.
+    real = any(isinstance(part, RNNBase) for part in module.modules())
+    with nullcontext() if real else FakeTensorMode(allow_non_fake_inputs=True):
         small, large = (_play(module, specs, learns, precision, batch) for batch in _TRACED)
     slope = (large.inside - small.inside) / (_TRACED[1] - _TRACED[0])
     fixed = max(0.0, small.inside - slope * _TRACED[0])
