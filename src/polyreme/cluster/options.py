@@ -17,10 +17,15 @@ _Count = Annotated[int, msgspec.Meta(ge=1)]
 class ClusterOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Which devices to use; nothing set means all of this machine.
 
-    `preset` is a shape such as ``8xH100`` or ``2x8xH100``, `file` a cluster.toml; at most one of
-    them. `devices` uses only so many, the first ones; without an accelerator it is the number of
-    processes. `cpu_processes` is that number where there is no accelerator, and has no meaning
-    where there is one.
+    A cluster that is not this machine can be planned for, not trained on.
+
+    Attributes:
+        preset: Other machines by shape: ``8xH100`` (devices) or ``2x8xH100`` (hosts x devices).
+        file: Other machines by a cluster.toml; at most one of preset and file is given.
+        devices: How many devices to use, the first ones; without an accelerator, the number of
+            processes.
+        cpu_processes: Number of processes where there is no accelerator; where there is one it
+            has no meaning.
     """
 
     preset: str | None = None

@@ -24,8 +24,9 @@ _Count = Annotated[int, msgspec.Meta(ge=0)]
 class Augment(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Changes made to training images, drawn anew for each (seed, epoch, index).
 
-    Shifts of up to `shift` pixels each way (edge pixels are repeated), and mirroring left to
-    right in half of the cases.
+    Attributes:
+        shift: Largest shift in pixels, each way; edge pixels are repeated.
+        flip: Whether half of the images are mirrored left to right.
     """
 
     shift: _Count = 0
@@ -42,7 +43,14 @@ class Digits(
 ):
     """scikit-learn's 1,797 handwritten digits, 10 classes, scaled from 8 x 8 to 32 x 32.
 
-    Pixels lie between -1 and 1. A stratified share is held out, always the same one.
+    Pixels lie between -1 and 1.
+
+    Attributes:
+        channels: 1 for grey, 3 for the same grey three times (for models that want colour).
+        heldout: Share of each class that is held out, always the same one.
+        augment: Changes made to training images; none unless given.
+        partition: How samples are dealt to workers that own their data; unless given, all share
+            one order.
     """
 
     channels: Literal[1, 3] = 3
@@ -76,12 +84,23 @@ class Arrays(
     tag_field="kind",
     forbid_unknown_fields=True,
 ):
-    """A NumPy .npz file with samples and their classes; the names in it can be given.
+    """A NumPy .npz file with samples and their classes.
 
-    Arrays [N, D] become ``features``; [N, H, W] and [N, H, W, C] (or [N, C, H, W] with
-    `channels_first`) ``pixel_values``, or ``features`` with `flatten`. uint8 is scaled: pixels to
-    -1..1, features to 0..1. Other numbers stay. `x_test` and `y_test` are held out if the file
-    has them, else a stratified share `heldout`.
+    Arrays [N, D] become features, [N, H, W] and [N, H, W, C] images. uint8 is scaled: pixels to
+    -1..1, features to 0..1. Other numbers stay.
+
+    Attributes:
+        path: The file.
+        x_train: Name of the array of training samples.
+        y_train: Name of the array of their classes.
+        x_test: Name of the array of held-out samples, if the file has one.
+        y_test: Name of the array of their classes.
+        channels_first: Whether images with channels are [N, C, H, W].
+        flatten: Whether images are made features.
+        heldout: Share of each class that is held out where the file has no test arrays.
+        augment: Changes made to training images; none unless given.
+        partition: How samples are dealt to workers that own their data; unless given, all share
+            one order.
     """
 
     path: str
@@ -145,9 +164,17 @@ class Images(
 ):
     """A folder with one folder of images per class, read as needed with Pillow.
 
-    The shorter side is resized to `size`, then the middle is cut out; pixels lie between -1 and
-    1. Classes are numbered in the order of their folders' names. `heldout` is a stratified share
-    or another such folder.
+    Pixels lie between -1 and 1. Classes are numbered in the order of their folders' names.
+
+    Attributes:
+        path: The folder of folders.
+        size: Height and width of a sample; an image's shorter side is resized to it, then the
+            middle is cut out.
+        channels: 1 for grey, 3 for colour; images are converted.
+        heldout: Share of each class that is held out, or another such folder.
+        augment: Changes made to training images; none unless given.
+        partition: How samples are dealt to workers that own their data; unless given, all share
+            one order.
     """
 
     path: str
@@ -192,10 +219,14 @@ class Svmlight(
     tag_field="kind",
     forbid_unknown_fields=True,
 ):
-    """svmlight (LIBSVM) files, .gz too, given as dense ``features``; `path` as in text.
+    """svmlight (LIBSVM) files, given as dense features. Indices may start at 0 or 1.
 
-    Indices may start at 0 or 1. `n_features` fixes the width (unset: the largest index seen in
-    any of the files). `heldout` is a stratified share or a path like `path`.
+    Attributes:
+        path: A file, a folder or a glob; names that end in .gz are unpacked.
+        n_features: Width of a sample; unless given, the largest index in any of the files.
+        heldout: Share of each class that is held out, or other files, named as by `path`.
+        partition: How samples are dealt to workers that own their data; unless given, all share
+            one order.
     """
 
     path: str

@@ -43,12 +43,24 @@ class Datasets(
     tag_field="kind",
     forbid_unknown_fields=True,
 ):
-    """A folder that Hugging Face `datasets` wrote (``save_to_disk``).
+    """A folder that Hugging Face datasets wrote (``save_to_disk``): text or labelled samples.
 
-    With `text` (the name of a column) its rows are encoded as text files are. Otherwise `columns`
-    gives the column of each field of a sample, ``{pixel_values = "image", labels = "label"}``;
-    columns hold numbers, lists of one length, or images (resized to `size`). `split` is trained
-    on; `heldout` is a share or the name of a split.
+    Exactly one of `text` and `columns` is given. Columns hold numbers, lists of one length, or
+    images.
+
+    Attributes:
+        path: The folder.
+        split: Name of the split that is trained on, where the folder has splits.
+        text: Name of the column whose rows are read as text files are.
+        tokenizer: For text: "bytes", or the path of a tokenizers file (``tokenizer.json``).
+        separator: For text: what stands between two rows.
+        columns: For samples with classes: the column of ``labels`` and of one of ``features``
+            and ``pixel_values``, as in ``{pixel_values = "image", labels = "label"}``.
+        size: For images: height and width of a sample, made as for ``images``.
+        channels: For images: 1 for grey, 3 for colour.
+        heldout: Share that is held out, or the name of a split.
+        partition: How samples are dealt to workers that own their data; unless given, all share
+            one order.
     """
 
     path: str

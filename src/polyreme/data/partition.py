@@ -28,7 +28,10 @@ class Dirichlet(
 ):
     """Each class is dealt by shares drawn from Dirichlet(alpha); amounts differ.
 
-    Small `alpha`: few workers hold a class. Source: Yurochkin et al. 2019, section 4.
+    For samples that have a class. Source: Yurochkin et al. 2019, section 4.
+
+    Attributes:
+        alpha: The smaller, the fewer workers hold a class.
     """
 
     alpha: Annotated[float, msgspec.Meta(gt=0)]
@@ -42,9 +45,13 @@ class Classes(
     tag_field="kind",
     forbid_unknown_fields=True,
 ):
-    """Samples sorted by class are cut into shards; a worker gets `per_worker` of them.
+    """Samples sorted by class are cut into shards, of which each worker gets so many.
 
-    A shard that lies over a border holds two classes. Source: McMahan et al. 2017, section 3.
+    For samples that have a class. A shard that lies over a border holds two classes.
+    Source: McMahan et al. 2017, section 3.
+
+    Attributes:
+        per_worker: Shards of a worker: about how many classes it has.
     """
 
     per_worker: Annotated[int, msgspec.Meta(ge=1)] = 2

@@ -31,7 +31,12 @@ class PythonSource(
 ):
     """The source text of Python's own standard library, as bytes; tests are left out.
 
-    About 12 MB. Whole files are held out, up to `heldout` of the bytes.
+    About 12 MB.
+
+    Attributes:
+        heldout: Share of the bytes that is held out, in whole files.
+        partition: How samples are dealt to workers that own their data; unless given, all share
+            one order.
     """
 
     heldout: Share = 0.05
@@ -75,11 +80,18 @@ class Text(
     tag_field="kind",
     forbid_unknown_fields=True,
 ):
-    """Text files: `path` is a file, a folder or a glob; names that end in .gz are unpacked.
+    """Text files, as bytes or through a tokenizers file.
 
-    `tokenizer` is "bytes" or the path of a tokenizers file (``tokenizer.json``). `heldout` is a
-    share (whole files; of a single file its tail) or a path like `path`. `separator` is put
-    between files. A byte-order mark is dropped; line ends stay as they are.
+    A byte-order mark is dropped; line ends stay as they are.
+
+    Attributes:
+        path: A file, a folder or a glob; names that end in .gz are unpacked.
+        tokenizer: "bytes", or the path of a tokenizers file (``tokenizer.json``).
+        heldout: Share of the text that is held out (whole files; of a single file its tail), or
+            other files, named as by `path`.
+        separator: What stands between two files.
+        partition: How samples are dealt to workers that own their data; unless given, all share
+            one order.
     """
 
     path: str
@@ -118,10 +130,17 @@ class Tokens(
     tag_field="kind",
     forbid_unknown_fields=True,
 ):
-    """Files of bare token numbers (.bin), mapped and never loaded whole; `path` as in text.
+    """Files of bare token numbers (.bin), mapped and never loaded whole.
 
-    `vocab` is the number of different tokens; `header_bytes` are skipped at the head of each
-    file. `heldout` is a share (the tail of the whole) or a path like `path`.
+    Attributes:
+        path: A file, a folder or a glob.
+        vocab: How many different tokens there can be; all numbers in the files are below it.
+        dtype: Type of the numbers, in the machine's byte order.
+        header_bytes: Bytes that are skipped at the head of each file.
+        heldout: Share of the tokens that is held out (the tail of the whole), or other files,
+            named as by `path`.
+        partition: How samples are dealt to workers that own their data; unless given, all share
+            one order.
     """
 
     path: str

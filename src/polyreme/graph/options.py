@@ -55,7 +55,12 @@ class _Kind(
 
 
 class Preset(_Kind, frozen=True, kw_only=True, tag="preset"):
-    """A known configuration (weights are drawn anew); `config` overrides single fields of it."""
+    """A known configuration (``polyreme list presets``); its weights are drawn anew.
+
+    Attributes:
+        preset: Name of the configuration.
+        config: Fields of the configuration that differ, by transformers' names.
+    """
 
     preset: str
     config: Mapping[str, Any] = {}
@@ -84,7 +89,12 @@ class Preset(_Kind, frozen=True, kw_only=True, tag="preset"):
 
 
 class Folder(_Kind, frozen=True, kw_only=True, tag="path"):
-    """A folder with config.json and safetensors, as transformers saves one."""
+    """A folder with config.json and safetensors, as transformers saves one; its weights are used.
+
+    Attributes:
+        path: The folder.
+        task: What the model is trained to do; unless given, what config.json names.
+    """
 
     path: str
     task: Task | None = None
@@ -114,9 +124,15 @@ class Folder(_Kind, frozen=True, kw_only=True, tag="path"):
 
 
 class Transformers(_Kind, frozen=True, kw_only=True, tag="transformers"):
-    """A transformers model by type and configuration fields (unset ones are the library's).
+    """A transformers model by type and configuration fields; its weights are drawn anew.
 
-    The vocabulary, the number of classes and the image's form are the data's where unset.
+    Attributes:
+        model_type: Family of the model: llama, qwen2, qwen3, mistral, gpt2, gemma, gemma2,
+            gemma3_text, phi, phi3, bert, t5, vit or swin.
+        config: Fields of the configuration, by transformers' names. Where unset, vocab_size,
+            num_labels, image_size and num_channels are the data's, all others the library's.
+        task: What the model is trained to do; unless given, the first that the family has
+            (bert: masked_lm).
     """
 
     model_type: str
@@ -138,8 +154,10 @@ class Transformers(_Kind, frozen=True, kw_only=True, tag="transformers"):
 class ResNet20(_Kind, frozen=True, kw_only=True, tag="resnet20"):
     """Residual network of 3 stages for small images. Source: He et al. 2016, section 4.2.
 
-    `width` is the channels of the first stage, `blocks` the residual blocks of each stage
-    (depth 6 blocks + 2).
+    Attributes:
+        width: Channels of the first stage; each later stage has twice as many.
+        blocks: Residual blocks of each stage; the depth is 6 blocks + 2.
+        norm: Batch normalisation as in the paper, or group normalisation (of up to 8 groups).
     """
 
     width: _Count = 16
@@ -154,7 +172,14 @@ class ResNet20(_Kind, frozen=True, kw_only=True, tag="resnet20"):
 
 
 class CharLSTM(_Kind, frozen=True, kw_only=True, tag="char_lstm"):
-    """Embedding, stacked LSTM layers, linear head over the vocabulary."""
+    """Embedding, stacked LSTM layers, linear head over the vocabulary.
+
+    Attributes:
+        embed: Width of the embedding.
+        hidden: Width of each LSTM layer.
+        layers: Number of LSTM layers.
+        dropout: Share of activations dropped between LSTM layers.
+    """
 
     embed: _Count = 8
     hidden: _Count = 256
@@ -169,7 +194,12 @@ class CharLSTM(_Kind, frozen=True, kw_only=True, tag="char_lstm"):
 
 
 class MLP(_Kind, frozen=True, kw_only=True, tag="mlp"):
-    """Linear layers with ReLU between; no hidden layer makes it a linear model."""
+    """Linear layers with ReLU between, on features or flattened images.
+
+    Attributes:
+        hidden: Width of each hidden layer; none (``[]``) makes it a linear model.
+        bias: Whether the layers have a bias.
+    """
 
     hidden: tuple[_Count, ...] = (128,)
     bias: bool = True
@@ -182,11 +212,17 @@ class MLP(_Kind, frozen=True, kw_only=True, tag="mlp"):
 
 
 class Python(_Kind, frozen=True, kw_only=True, tag="python"):
-    """A module of the user: `factory` is ``file.py:function``, called with `arguments`.
+    """A module of the user, made by a function of theirs.
 
-    It returns an `nn.Sequential`, or a module whose parts follow one another: those named in
-    `before`, the members of the `nn.ModuleList` (or Sequential) `blocks`, those in `after`.
-    Without names, a module is one layer. A `LayerGraph` is taken as it is.
+    The function returns an ``nn.Sequential``, or a module whose parts follow one another; the
+    keys name the parts. Without names, a module is one layer. A ``LayerGraph`` is taken as it is.
+
+    Attributes:
+        factory: The function that makes the module, as ``file.py:function``.
+        arguments: What the function is called with, by name.
+        before: Parts that come before the blocks, in their order.
+        blocks: Name of the ``nn.ModuleList`` (or Sequential) of blocks.
+        after: Parts that come after the blocks, in their order.
     """
 
     factory: str
