@@ -63,7 +63,10 @@ class Buckets:
         self._overlap = overlap
         self._world = world
         self._traffic = traffic
-        self._buckets = [_Bucket(members) for members in _close(self.parameters, bucket_bytes)]
+        # A lone process has nothing to exchange: its gradients stay as autograd makes them.
+        self._alone = world.group is None and all(p.working is p.master for p in self.parameters)
+        groups = [] if self._alone else _close(self.parameters, bucket_bytes)
+        self._buckets = [_Bucket(members) for members in groups]
         self._next = 0
         self._last = False
         for bucket in self._buckets:
@@ -72,8 +75,10 @@ class Buckets:
                 member.working.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
 
     @property
-    def flats(self) -> list[torch.Tensor]:
-        """The buffers themselves, in order."""
+    def grads(self) -> list[torch.Tensor]:
+        """Tensors that hold all gradients after `finish`, each once."""
+        if self._alone:
+            return [member.grad for member in self.parameters if member.used]
         return [bucket.flat for bucket in self._buckets]
 
     def begin(self) -> None:
@@ -82,10 +87,10 @@ class Buckets:
         self._last = False
         for bucket in self._buckets:
             bucket.n_ready = 0
-            for member in bucket.members:
-                member.used = False
-                member.working.grad = None
-                member.master.grad = None
+        for member in self.parameters:
+            member.used = False
+            member.working.grad = None
+            member.master.grad = None
 
     def expect_last(self) -> None:
         """The next backward pass is the last of this step: reduce buckets as they fill."""
@@ -93,6 +98,10 @@ class Buckets:
 
     def finish(self) -> None:
         """Reduce what is left and wait for all; afterwards `grad` holds sums over ranks."""
+        if self._alone:
+            for member in self.parameters:
+                if member.master.grad is not None:
+                    member.grad, member.used = member.master.grad, True
         while self._next < len(self._buckets):
             self._launch()
         for bucket in self._buckets:

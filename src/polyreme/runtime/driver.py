@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,6 +20,7 @@ from ..algo.rule import Rule
 from ..graph.loss import cross_entropy
 from .apply.data import Applied, Sharded
 from .buckets import Replicated
+from .device_time import DeviceTimes
 from .mesh import World
 from .state import materialise
 from .timing import StepTimes, step_times
@@ -90,8 +91,8 @@ class Driver:
         self._is_first_replica = applied.layout.replica == 1 or (
             world.coordinates(applied.layout)[0] == 0
         )
-        self._mark_s = time.perf_counter()
-        self._mark_blocked_s = 0.0
+        self._device_times = None if world.accelerator.on_host else DeviceTimes(world.accelerator)
+        self.begin()
 
     def begin(self) -> None:
         """Start the clock of the next step here: what came since the last one is not counted."""
@@ -112,7 +113,8 @@ class Driver:
         backward pass; the exact weight corrects it afterwards. `rate_factor` multiplies the
         rule's rates. `stop` is this rank's wish to end; the result has the wish of any.
         """
-        with self._buffers_kept() as restore:
+        profiled = nullcontext() if self._device_times is None else self._device_times.step()
+        with profiled, self._buffers_kept() as restore:
             loss_sum, weight = self._accumulate(microbatches, nominal_weight)
             agreed = self._agree(loss_sum, weight, stop)
             reason, rank, norm = self._judge(agreed, nominal_weight)
@@ -132,7 +134,9 @@ class Driver:
             rank=rank,
             stop=agreed.stop,
             memory_bytes=agreed.memory_bytes,
-            times=step_times(step_s, blocked_s, agreed.compute_s, self._world.rank),
+            times=step_times(step_s, blocked_s, agreed.compute_s, self._world.rank)
+            if self._device_times is None
+            else self._device_times.split(step_s),
         )
 
     def _accumulate(
@@ -158,7 +162,7 @@ class Driver:
     def _agree(self, loss_sum: torch.Tensor, weight: torch.Tensor, stop: bool) -> _Agreed:
         """The end-of-step all-reduce: everything that all ranks must know, in one vector."""
         world, trainable = self._world, self._trainable
-        replicated = _square_sum(self.applied.buckets.flats, world.device)
+        replicated = _square_sum(self.applied.buckets.grads, world.device)
         sharded = _square_sum(self._sharded_grads(), world.device)
         blocked_s = self.applied.traffic.blocked_s - self._mark_blocked_s
         compute_s = time.perf_counter() - self._mark_s - blocked_s
@@ -221,7 +225,7 @@ class Driver:
 
     def _summed_grads(self) -> list[torch.Tensor]:
         """All gradients of this rank after their reduction, each once."""
-        return [*self.applied.buckets.flats, *self._sharded_grads()]
+        return [*self.applied.buckets.grads, *self._sharded_grads()]
 
     def _forget(self) -> None:
         for parameter in self._trainable:

@@ -181,7 +181,7 @@ class _Run:
     def _step(self, read: list[dict[str, torch.Tensor] | None]) -> StepResult:
         settings, before = self.job.train, self.state.progress
         n_samples = self.feed.n_samples(before.step)
-        torch.manual_seed(_mix(settings.seed, before.step, self.data_rank))
+        _seed(self.world.device, _mix(settings.seed, before.step, self.data_rank))
         sent_bytes = self.applied.traffic.sent_bytes
         factor = settings.schedule.factor(before.step, self.n_steps)
         result = self.driver.step(
@@ -269,6 +269,13 @@ class _Run:
 
     def _due(self, every: int | None, done: int) -> bool:
         return every is not None and done % every == 0
+
+
+def _seed(device: torch.device, seed: int) -> None:
+    """Seed the host and this device alone; torch.manual_seed costs a millisecond a step."""
+    torch.default_generator.manual_seed(seed)
+    if device.type != "cpu":
+        torch.get_device_module(device).manual_seed(seed)
 
 
 def _mix(seed: int, step: int, rank: int) -> int:

@@ -12,6 +12,10 @@ import torch
 import torch.distributed as dist
 from torch.distributed.fsdp._fully_shard import _fsdp_api
 
+# torch 2.13 gave these two new names.
+_all_gather: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+_reduce_scatter: Any = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+
 
 @dataclass(frozen=True, kw_only=True)
 class StepTimes:
@@ -112,7 +116,7 @@ class TimedAllGather(_fsdp_api.AllGather):
         """Gather all ranks' inputs into the output."""
         self._traffic.count(output_tensor.nbytes, group.size(), 1)
         with self._traffic.blocked():
-            work: dist.Work | None = dist.all_gather_into_tensor(
+            work: dist.Work | None = _all_gather(
                 output_tensor, input_tensor, group=group, async_op=async_op
             )
         return work
@@ -141,7 +145,7 @@ class TimedReduceScatter(_fsdp_api.ReduceScatter):
         self._traffic.count(input_tensor.nbytes, group.size(), 1)
         self._traffic.n_reductions += 1
         with self._traffic.blocked():
-            work: dist.Work | None = dist.reduce_scatter_tensor(
+            work: dist.Work | None = _reduce_scatter(
                 output_tensor, input_tensor, op=op, group=group, async_op=async_op
             )
         self._end_s = time.perf_counter()

@@ -270,11 +270,13 @@ class _Maker:
             if self.dtype == torch.bfloat16
             else MixedPrecisionPolicy()
         )
+        # The last layer's parameters are needed again as soon as its forward pass is over.
+        ends = names[-1] == self.graph.layers[-1].name
         whole: Any = bodies if len(bodies) > 1 else bodies[0]
         fully_shard(
             whole,
             mesh=self.mesh,
-            reshard_after_forward=level == "params",
+            reshard_after_forward=level == "params" and not ends,
             mp_policy=policy,
             ignored_params={slot.tensor for slot in wide},  # type: ignore[misc]
         )

@@ -1,0 +1,198 @@
+"""What polyreme's loop costs over a bare torch loop, on the same model, data and optimizer.
+
+Both run in the same processes and take turns of a few steps, so whatever else the machine does
+meets both. Bare: the transformers model itself under DDP, or FSDP2 layer by layer, with the
+global gradient norm and fused AdamW. Prints median step times and their ratio.
+
+    python benchmarks/overhead.py [--steps 60] [--processes 2]
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np  # noqa: TC002
+import torch
+from torch import nn
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.nn.parallel import DistributedDataParallel
+
+from polyreme.algo.compose import DataParallel
+from polyreme.algo.rule import AdamW
+from polyreme.algo.train import Train
+from polyreme.cluster.accelerator import detect
+from polyreme.data.order import Order
+from polyreme.graph.options import Transformers
+from polyreme.plan.ir import LayerPlan, Plan, Stage, accumulation_order, data_split
+from polyreme.runtime import loop, mesh
+from polyreme.runtime.job import Job
+from polyreme.runtime.launch import launch
+from polyreme.sample import SampleSpec, TensorSpec
+
+TOKENS, GLOBAL_BATCH, TURN = 128, 8, 5
+CONFIG = {
+    "vocab_size": 256,
+    "hidden_size": 256,
+    "intermediate_size": 704,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "max_position_embeddings": TOKENS,
+}
+RULE = AdamW(lr=1e-3)
+CLIP_NORM = 1.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Timings:
+    """Wall seconds of each step, processor seconds of a step in each turn."""
+
+    wall_s: list[float]
+    cpu_s: list[float]
+
+
+class RandomTokens:
+    """Byte tokens without meaning."""
+
+    metric = "heldout_loss"
+    fingerprint = "random"
+    n_train, n_heldout = 4096, 0
+
+    def __init__(self) -> None:
+        tokens = TensorSpec((TOKENS,), "int64")
+        self.sample = SampleSpec(fields={"input_ids": tokens, "labels": tokens}, n_classes=256)
+        generator = torch.Generator().manual_seed(0)
+        self._rows = torch.randint(256, (self.n_train, TOKENS + 1), generator=generator)
+
+    def train(self, indices: np.ndarray) -> dict[str, torch.Tensor]:
+        """Rows and their successors."""
+        rows = self._rows[torch.from_numpy(indices)]
+        return {"input_ids": rows[:, :-1].contiguous(), "labels": rows[:, 1:].contiguous()}
+
+    def baselines(self) -> dict[str, float]:
+        """None."""
+        return {}
+
+
+class Bare:
+    """The loop that one would write by hand."""
+
+    def __init__(self, world: mesh.World, source: RandomTokens, *, sharded: bool, bf16: bool):
+        from transformers import AutoModelForCausalLM, LlamaConfig
+
+        torch.manual_seed(0)
+        model = AutoModelForCausalLM.from_config(LlamaConfig(**CONFIG, use_cache=False))
+        model.to(world.device)
+        self.world, self.source = world, source
+        self.order = Order(n_samples=source.n_train, global_batch=GLOBAL_BATCH, seed=0, tail="drop")
+        self.step_s: list[float] = []
+        self.bf16 = bf16
+        if sharded:
+            policy = MixedPrecisionPolicy()
+            if bf16:
+                policy = MixedPrecisionPolicy(torch.bfloat16, torch.float32)
+            for layer in (*model.model.layers, model):
+                fully_shard(layer, mp_policy=policy)
+            self.model: nn.Module = model
+        else:
+            self.model = DistributedDataParallel(model)
+        self.sharded = sharded
+        self.optimizer = RULE.optimizer(self.model.parameters())
+
+    def step(self) -> None:
+        """One step, timed."""
+        start_s = time.perf_counter()
+        indices = self.order.local(len(self.step_s), self.world.rank, self.world.n_ranks)
+        batch = {k: v.to(self.world.device) for k, v in self.source.train(indices).items()}
+        self.optimizer.zero_grad()
+        narrow = self.bf16 and not self.sharded
+        with torch.autocast(self.world.device.type, torch.bfloat16, enabled=narrow):
+            logits = self.model(input_ids=batch["input_ids"]).logits
+        loss = nn.functional.cross_entropy(logits.flatten(0, 1).float(), batch["labels"].flatten())
+        loss.backward()
+        nn.utils.clip_grad_norm_(self.model.parameters(), CLIP_NORM)
+        self.optimizer.step()
+        loss.item()
+        self.step_s.append(time.perf_counter() - start_s)
+
+
+def compare(level: str, steps: int, bf16: bool) -> tuple[Timings, Timings]:
+    """The bare loop's and polyreme's times on this process."""
+    torch.set_num_threads(1)
+    world = mesh.open(detect())
+    source = RandomTokens()
+    graph = Transformers(model_type="llama", config=CONFIG).graph(source.sample)
+    devices = tuple(range(world.n_ranks))
+    replica, shard = (world.n_ranks, 1) if level == "none" else (1, world.n_ranks)
+    names = tuple(layer.name for layer in graph.layers)
+    layer_plan = LayerPlan(split=data_split(replica, shard, devices), level=level)
+    plan = Plan(
+        stages=(Stage(layers=names, placements=(devices,)),),
+        layer_plans=dict.fromkeys(names, layer_plan),
+        order=(accumulation_order(1),) * world.n_ranks,
+        microbatches=1,
+        global_batch=GLOBAL_BATCH,
+        seq_len=TOKENS,
+        precision="bf16" if bf16 else "fp32",
+    )
+    job = Job(
+        graph=graph,
+        plan=plan,
+        source=source,
+        train=Train(
+            steps=steps, global_batch=GLOBAL_BATCH, clip_norm=CLIP_NORM, checkpoint_every=TURN
+        ),
+        algorithm=DataParallel(rule=RULE),
+        folder=Path(),
+    )
+    bare = Bare(world, source, sharded=level != "none", bf16=bf16)
+
+    marks = [time.process_time()]  # at the start of each turn, ours first
+
+    def take_turn(_: object) -> None:
+        marks.append(time.process_time())
+        for _ in range(TURN):
+            bare.step()
+        marks.append(time.process_time())
+
+    outcome = loop.train(job, world, save=take_turn)
+    mesh.close(world)
+    turns = [(end - start) / TURN for start, end in pairwise(marks)]
+    return Timings(wall_s=bare.step_s, cpu_s=turns[1::2]), Timings(
+        wall_s=list(outcome.step_s), cpu_s=turns[::2]
+    )
+
+
+def main() -> None:
+    """Print the table."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--steps", type=int, default=60)
+    parser.add_argument("--processes", type=int, default=2)
+    parser.add_argument("--bf16", action="store_true")
+    options = parser.parse_args()
+    print("median of a step     wall ms                    processor ms")
+    print("bare     level        bare  polyreme   ratio      bare  polyreme   ratio")
+    for name, level in (("DDP", "none"), ("FSDP2", "params")):
+        results = launch(
+            compare, (level, options.steps, options.bf16), n_processes=options.processes
+        )
+        bare, ours = results[0]
+        print(
+            f"{name:8} {level:8}",
+            _columns(bare.wall_s[2 * TURN :], ours.wall_s[2 * TURN :]),
+            _columns(bare.cpu_s[2:], ours.cpu_s[2:]),
+        )
+
+
+def _columns(bare_s: list[float], ours_s: list[float]) -> str:
+    bare_ms, ours_ms = (1e3 * statistics.median(each) for each in (bare_s, ours_s))
+    return f"{bare_ms:9.1f} {ours_ms:9.1f} {ours_ms / bare_ms:7.3f}"
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,88 @@
+"""Where a step's time goes on a device that works behind the host's back."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from torch._C._autograd import DeviceType
+from torch.profiler import profile, supported_activities
+
+from ..cluster.accelerator import Accelerator
+from .timing import StepTimes
+
+_FIRST = 5  # steps before are warming up
+_EVERY = 500  # a profiled step is slower than others, and says the same as its neighbours
+
+Interval = tuple[float, float]
+
+
+class DeviceTimes:
+    """Splits steps by shares that a profiled step of this process had, until the next of these.
+
+    Compute is the time in which any kernel ran that is not a collective's, communication that in
+    which only collectives ran, waiting the rest. A collective's kernel also spins while its peers
+    are late, so some waiting counts as communication. Nothing is synchronised but the few steps
+    that are profiled. Before the first of them all is compute.
+    """
+
+    def __init__(self, accelerator: Accelerator) -> None:
+        self._accelerator = accelerator
+        self._n_steps = 0
+        self._compute, self._comm = 1.0, 0.0
+
+    @contextmanager
+    def step(self) -> Iterator[None]:
+        """Around each step; profiles a few."""
+        number = self._n_steps
+        self._n_steps += 1
+        if number < _FIRST or (number - _FIRST) % _EVERY:
+            yield
+            return
+        self._accelerator.synchronize()
+        activities: Any = supported_activities  # known to all devices, typed for none
+        with profile(activities=activities()) as profiler:
+            yield
+            self._accelerator.synchronize()
+        events = [
+            (event.name, (float(event.time_range.start), float(event.time_range.end)))
+            for event in profiler.events() or ()
+            if event.device_type != DeviceType.CPU
+        ]
+        self._compute, self._comm = shares(events, self._accelerator.backend)
+
+    def split(self, step_s: float) -> StepTimes:
+        """A step of that length by the last shares."""
+        compute_s, comm_s = step_s * self._compute, step_s * self._comm
+        return StepTimes(
+            step_s=step_s, compute_s=compute_s, comm_s=comm_s, wait_s=step_s - compute_s - comm_s
+        )
+
+
+def shares(events: Iterable[tuple[str, Interval]], backend: str) -> tuple[float, float]:
+    """Shares of computing, and of communicating alone, from first start to last end.
+
+    A kernel is a collective's if its name has the backend's in it.
+
+    >>> shares([("gemm", (0, 4)), ("xcclAllReduce", (3, 6)), ("adam", (8, 10))], "xccl")
+    (0.6, 0.2)
+    """
+    events = list(events)
+    if not events:
+        return 1.0, 0.0
+    comm = [interval for name, interval in events if backend in name.lower()]
+    compute = [interval for name, interval in events if backend not in name.lower()]
+    whole = max(end for _, (_, end) in events) - min(start for _, (start, _) in events)
+    busy = _union(compute)
+    alone = _union([*comm, *compute]) - busy
+    return (busy / whole, alone / whole) if whole else (1.0, 0.0)
+
+
+def _union(intervals: Iterable[Interval]) -> float:
+    """Length of what the intervals cover."""
+    total, reach = 0.0, float("-inf")
+    for start, end in sorted(intervals):
+        total += max(0.0, end - max(start, reach))
+        reach = max(reach, end)
+    return total
