@@ -156,6 +156,8 @@ def test_logs_of_silent_ranks_are_not_kept(launcher: Launcher, tmp_path: Path) -
             entries.raises_on, (2, ValueError("boom")), n_processes=3, attempt=4, logs=tmp_path
         )
     assert [path.name for path in tmp_path.iterdir()] == ["attempt-4.rank-2.txt"]
+    launcher.run(entries.twice, (1,), n_processes=2, logs=tmp_path / "silent")
+    assert not (tmp_path / "silent").exists()
 
 
 def test_stdout_belongs_to_the_launcher(

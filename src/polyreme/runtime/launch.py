@@ -121,6 +121,8 @@ class Launcher:
         )
         outcome, interrupted = self._exchange(request)
         del store
+        if logs is not None and not any(logs.iterdir()):
+            logs.rmdir()
         if interrupted:
             raise KeyboardInterrupt
         if outcome.failures:
