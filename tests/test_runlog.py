@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 
 import msgspec
 import pytest
@@ -99,6 +100,8 @@ def test_attempts_and_the_clock_go_on(tmp_path):
     second.close()
     assert Writer(path).attempt == 2
     assert Writer(path, attempt=7).attempt == 7
+    started = Writer(path, began_s=time.time() - 20)
+    assert 521 <= started.t < 522
 
 
 @pytest.mark.parametrize("content", [b"", b"\n", b'{"kind": "step", "t'])

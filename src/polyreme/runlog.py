@@ -117,7 +117,8 @@ class Writer:
 
     A file that exists is gone on with: the line that a killed run cut is removed, the attempt is
     the next one and the clock runs on from the last event. So the log of a resumed run drops no
-    event, and neither attempts nor seconds go back.
+    event, and neither attempts nor seconds go back. `began_s` (``time.time``) is when this attempt
+    began if that was earlier, so that its start-up counts. `listeners` are told of every event.
     """
 
     def __init__(
@@ -125,11 +126,13 @@ class Writer:
         path: Path,
         *,
         attempt: int | None = None,
+        began_s: float | None = None,
         listeners: Sequence[Callable[[Event], None]] = (),
     ) -> None:
         last = _mend(path)
         self.attempt = attempt if attempt is not None else last.attempt + 1
-        self._start_s = time.monotonic() - last.t
+        before_s = 0.0 if began_s is None else max(0.0, time.time() - began_s)
+        self._start_s = time.monotonic() - last.t - before_s
         self._encoder = msgspec.json.Encoder()
         self._listeners = tuple(listeners)
         self._file: IO[bytes] = path.open("ab")
