@@ -44,7 +44,8 @@ def _gone(process_id: int) -> bool:
 
 def _start(name: str, folder: Path, extra: str) -> tuple[subprocess.Popen[bytes], list[int]]:
     """A launcher in a process of its own, and the process ids of its ranks."""
-    job = subprocess.Popen([sys.executable, ENTRIES, name, str(folder), extra])
+    command = [sys.executable, ENTRIES, name, str(folder), extra]
+    job = subprocess.Popen(command, env=os.environ | {"TMPDIR": str(folder)})
     notes = [folder / f"{rank}.pid" for rank in range(2)]
     _until(lambda: all(note.exists() and note.read_text() for note in notes))
     return job, [int(note.read_text()) for note in notes]
