@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import json
 import re
 from collections.abc import Mapping, Sequence
@@ -25,6 +26,22 @@ class Violation(msgspec.Struct, frozen=True, kw_only=True):
     def __str__(self) -> str:
         found = "" if self.value is None else f"{literal(self.value)} "
         return f"{self.path}: {found}{self.rule}. Legal: {self.legal}."
+
+
+def like(name: str, names: Sequence[str]) -> list[str]:
+    """The names that look like `name`, nearest first; at most three.
+
+    >>> like("lama", ["bert", "Llama"])
+    ['Llama']
+    """
+    lower = {each.lower(): each for each in reversed(names)}
+    close = difflib.get_close_matches(name.lower()[:64], lower, n=3, cutoff=0.5)
+    return [lower[each] for each in close]
+
+
+def nearest_first(name: str, names: Sequence[str]) -> list[str]:
+    """Names that look like `name` first, the others in their order."""
+    return list(dict.fromkeys((*like(name, names), *names)))
 
 
 def literal(value: Any) -> str:

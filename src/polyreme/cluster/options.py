@@ -36,9 +36,10 @@ class ClusterOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     def check(self) -> list[Violation]:
         """Every rule that these options break, those of the file included."""
         if self.preset is not None and self.file is not None:
-            rule = "excludes cluster.file"
-            legal = "one of cluster.preset and cluster.file"
-            return [Violation(path="cluster.preset", value=self.preset, rule=rule, legal=legal)]
+            rule = "stands beside cluster.preset; at most one of them is wanted"
+            return [
+                Violation(path="cluster.file", value=self.file, rule=rule, legal="leave it out")
+            ]
         try:
             self.cluster()
         except ConfigError as error:
@@ -52,7 +53,7 @@ class ClusterOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
             ConfigError: what `check` lists.
         """
         if self.preset is not None:
-            named = parse_preset(self.preset.removeprefix("preset:"))
+            named = parse_preset(self.preset)
         elif self.file is not None:
             from .file import read
 

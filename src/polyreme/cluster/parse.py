@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from pathlib import Path
 
 import msgspec
 
-from ..errors import ConfigError, Violation
-from .presets import preset, uniform
+from ..errors import ConfigError, Violation, literal, nearest_first
+from .presets import PRESETS, preset, uniform
 from .types import Cluster, Host
 
 _SHAPE = re.compile(r"(\d{1,7})x(?:(\d{1,7})x)?(\S.*)")
+_PREFIX = "preset:"
 MAX_DEVICES = 2**20
 
 
@@ -21,8 +23,8 @@ def parse(text: str, path: str = "cluster") -> Cluster:
     Raises:
         ConfigError: every violation, at `path` or at the file's own fields.
     """
-    if text.startswith("preset:"):
-        return parse_preset(text.removeprefix("preset:"), path)
+    if text.startswith(_PREFIX):
+        return parse_preset(text, path)
     from .file import read
 
     return read(Path(text), path)
@@ -31,22 +33,38 @@ def parse(text: str, path: str = "cluster") -> Cluster:
 def parse_preset(text: str, path: str = "cluster.preset") -> Cluster:
     """``NxDEVICE`` (hosts filled to the usual number) or ``HxNxDEVICE`` (H hosts of N devices).
 
+    A prefix ``preset:`` is taken as well.
+
     >>> [host.n_devices for host in parse_preset("16xH100").hosts]
     [8, 8]
 
     Raises:
         ConfigError: not of this form, or no such device.
     """
-    match = _SHAPE.fullmatch(text.strip())
+    prefix = _PREFIX if text.startswith(_PREFIX) else ""
+
+    def refused(rule: str, shapes: Iterable[str], note: str = "") -> ConfigError:
+        legal = ", ".join(literal(prefix + shape) for shape in shapes) + note
+        return ConfigError([Violation(path=path, value=text, rule=rule, legal=legal)])
+
+    match = _SHAPE.fullmatch(text.removeprefix(_PREFIX).strip())
     if match is None:
-        rule, legal = "is no cluster", '"8xH100" (devices) or "2x8xH100" (hosts x devices)'
-        raise ConfigError([Violation(path=path, value=text, rule=rule, legal=legal)])
-    entry = preset(match[3], path)
+        rule = "is neither NxDEVICE nor HOSTSxNxDEVICE"
+        raise refused(rule, ("8xH100", "2x8xH100"))
+    counts, device = text.removeprefix(_PREFIX).strip()[: match.start(3)], match[3]
+    try:
+        entry = preset(device, path)
+    except ConfigError:
+        names = nearest_first(device, [each.device.name for each in PRESETS])
+        raise refused(
+            f"names a device that is not known, {literal(device)}",
+            (f"{counts}{name}" for name in names),
+        ) from None
     n_hosts = int(match[1]) if match[2] else None
     n_devices = int(match[1]) * int(match[2] or 1)
     if not 1 <= n_devices <= MAX_DEVICES:
-        rule, legal = f"names {n_devices} devices", f"1 to {MAX_DEVICES}"
-        raise ConfigError([Violation(path=path, value=text, rule=rule, legal=legal)])
+        note = f" (or any number of devices >= 1 and <= {MAX_DEVICES})"
+        raise refused(f"names {n_devices} devices", (f"8x{entry.device.name}",), note)
     return uniform(entry, n_devices, n_hosts)
 
 
@@ -58,7 +76,7 @@ def first(cluster: Cluster, n_devices: int, path: str = "cluster.devices") -> Cl
     """
     if n_devices > cluster.n_devices:
         rule = f"is more than {cluster.name} has"
-        legal = f"1 to {cluster.n_devices}"
+        legal = f"{cluster.n_devices} (or any integer >= 1 and <= {cluster.n_devices})"
         raise ConfigError([Violation(path=path, value=n_devices, rule=rule, legal=legal)])
     if n_devices == cluster.n_devices:
         return cluster

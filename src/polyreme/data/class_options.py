@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 import msgspec
 
-from ..errors import Violation
+from ..errors import Violation, literal, nearest_first
 from . import files
 from .partition import Partition
 
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 Share = Annotated[float, msgspec.Meta(ge=0, lt=1)]
 
+_NPZ = '"samples.npz" (any file written by numpy.savez)'
 _Positive = Annotated[int, msgspec.Meta(ge=1)]
 _Count = Annotated[int, msgspec.Meta(ge=0)]
 
@@ -125,11 +126,11 @@ class Arrays(
         """Everything wrong with these options, as far as is seen without reading the data."""
         file = Path(self.path).expanduser()
         if not file.is_file():
-            legal = "an existing .npz file"
-            return [Violation(path="data.path", value=self.path, rule="is no file", legal=legal)]
+            rule = f"is no file (looked for {file.absolute()})"
+            return [Violation(path="data.path", value=self.path, rule=rule, legal=_NPZ)]
         if not zipfile.is_zipfile(file):
-            legal = "a file written by numpy.savez"
-            return [Violation(path="data.path", value=self.path, rule="is no .npz", legal=legal)]
+            rule = "is no .npz file"
+            return [Violation(path="data.path", value=self.path, rule=rule, legal=_NPZ)]
         with zipfile.ZipFile(file) as packed:
             names = {name.removesuffix(".npy") for name in packed.namelist()}
         wanted = {"x_train": self.x_train, "y_train": self.y_train}
@@ -141,7 +142,7 @@ class Arrays(
                 path=f"data.{field}",
                 value=name,
                 rule="is no array of the file",
-                legal=", ".join(sorted(names)),
+                legal=", ".join(map(literal, nearest_first(name, sorted(names)))) or _NPZ,
             )
             for field, name in wanted.items()
             if name not in names
@@ -200,7 +201,8 @@ class Images(
         for field, path in places:
             folder = Path(path).expanduser()
             if not folder.is_dir() or not any(p.is_dir() for p in folder.iterdir()):
-                rule, legal = "is no folder of folders", "a folder that holds one folder per class"
+                rule = f"is no folder of folders (looked for {folder.absolute()})"
+                legal = '"images" (any folder that holds one folder per class)'
                 found.append(Violation(path=field, value=path, rule=rule, legal=legal))
         return found
 

@@ -38,8 +38,8 @@ def missing(field: str, path: str) -> list[Violation]:
         Violation(
             path=field,
             value=path,
-            rule="names no file that is there",
-            legal="an existing file, a folder with files, or a glob that matches some",
+            rule=f"names no file that is there (looked for {Path(path).expanduser().absolute()})",
+            legal='"data/*" (any file, folder or glob that names files that are there)',
         )
     ]
 
@@ -53,7 +53,7 @@ def parts(path: str, heldout: float | str) -> list[Violation]:
     both = {file.resolve() for file in find(path)} & {file.resolve() for file in find(heldout)}
     if both:
         rule = f"names a file that data.path trains on too: {min(both).name}"
-        legal = "other files than those of data.path"
+        legal = "0.1 (a share to hold out), or other files than those of data.path"
         found.append(Violation(path="data.heldout", value=heldout, rule=rule, legal=legal))
     return found
 

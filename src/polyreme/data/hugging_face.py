@@ -70,17 +70,6 @@ def _documents(rows: Any, column: str) -> list[tuple[str, bytes]]:
 
 def _labelled(options: Datasets, train: Any, out: Any) -> LabelledSource:
     fields = [field for field in ("features", "pixel_values") if field in options.columns]
-    if len(fields) != 1 or set(options.columns) != {*fields, "labels"}:
-        raise ConfigError(
-            [
-                Violation(
-                    path="data.columns",
-                    value=dict(options.columns),
-                    rule="does not give the fields of a sample",
-                    legal="labels and one of features, pixel_values",
-                )
-            ]
-        )
     field = fields[0]
     column, label = options.columns[field], options.columns["labels"]
     classes, n_classes = split.numbered(

@@ -34,6 +34,8 @@ __all__ = [
     "Tokens",
 ]
 
+_COLUMNS = '{pixel_values = "image", labels = "label"}'
+
 
 class Datasets(
     msgspec.Struct,
@@ -93,11 +95,22 @@ class Datasets(
         folder = Path(self.path).expanduser()
         marks = ("dataset_dict.json", "dataset_info.json", "state.json")
         if not any((folder / mark).is_file() for mark in marks):
-            rule, legal = "is no folder of datasets", "a folder written by save_to_disk"
+            rule = f"is no folder of datasets (looked for {folder.absolute()})"
+            legal = '"dataset" (any folder written by save_to_disk)'
             found.append(Violation(path="data.path", value=self.path, rule=rule, legal=legal))
-        if (self.text is None) == (not self.columns):
-            rule, legal = "must be given exactly one of", "data.text, or data.columns"
-            found.append(Violation(path="data.text", value=self.text, rule=rule, legal=legal))
+        columns = dict(self.columns)
+        if self.text is None and not columns:
+            rule = "is missing; exactly one of data.text and data.columns is wanted"
+            legal = f'"text" (or any column of text), or data.columns = {_COLUMNS}'
+            found.append(Violation(path="data.text", value=None, rule=rule, legal=legal))
+        elif self.text is not None and columns:
+            rule = "stands beside data.text; exactly one of them is wanted"
+            found.append(
+                Violation(path="data.columns", value=columns, rule=rule, legal="leave it out")
+            )
+        elif columns and set(columns) not in ({"labels", "features"}, {"labels", "pixel_values"}):
+            rule = "does not give the column of labels and of one of features and pixel_values"
+            found.append(Violation(path="data.columns", value=columns, rule=rule, legal=_COLUMNS))
         if self.text is not None:
             found += tokenizer_missing(self.tokenizer) + unlabelled(self.partition)
         return found

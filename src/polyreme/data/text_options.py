@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import sysconfig
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, get_args
 
 import msgspec
 
-from ..errors import Violation
+from ..errors import Violation, literal
 from . import files
 from .partition import Classes, Dirichlet, Partition
 
@@ -160,17 +160,22 @@ class Tokens(
     def check(self) -> list[Violation]:
         """Everything wrong with these options, as far as is seen without reading the data."""
         found = files.parts(self.path, self.heldout) + unlabelled(self.partition)
-        width = int(self.dtype.lstrip("uint")) // 8
-        places = [("data.path", self.path)]
-        if isinstance(self.heldout, str):
-            places.append(("data.heldout", self.heldout))
-        for field, path in places:
-            for file in files.find(path):
-                size = file.stat().st_size - self.header_bytes
-                if size < 0 or size % width:
-                    rule = f"has {size} bytes after the header, no whole number of {self.dtype}"
-                    legal = f"a multiple of {width} bytes"
-                    found.append(Violation(path=field, value=str(file), rule=rule, legal=legal))
+        paths = [self.path, *([self.heldout] if isinstance(self.heldout, str) else [])]
+        for file in (file for path in paths for file in files.find(path)):
+            size = file.stat().st_size
+            after = size - self.header_bytes
+            if after < 0:
+                rule = f"is more than the {size} bytes of {file}"
+                legal = f"0 (or any integer >= 0 and <= {size})"
+                field: tuple[str, object] = ("data.header_bytes", self.header_bytes)
+            elif after % _width(self.dtype):
+                rule = f"is not the type of the {after} bytes after the header of {file}"
+                fitting = (name for name in get_args(TokenType) if after % _width(name) == 0)
+                legal = f"{', '.join(map(literal, fitting))}, if the file is whole"
+                field = ("data.dtype", self.dtype)
+            else:
+                continue
+            found.append(Violation(path=field[0], value=field[1], rule=rule, legal=legal))
         return found
 
     def open(self, seq_len: int | None, seed: int) -> Source:
@@ -180,19 +185,26 @@ class Tokens(
         return open_tokens(self, seq_len)
 
 
+def _width(dtype: TokenType) -> int:
+    """Bytes of a token."""
+    return int(dtype.lstrip("uint")) // 8
+
+
 def unlabelled(partition: Partition | None) -> list[Violation]:
     """A violation if samples that have no class are to be dealt by class."""
     if not isinstance(partition, Dirichlet | Classes):
         return []
     kind = type(partition).__struct_config__.tag
     rule = "deals samples by their class, and text has none"
-    return [Violation(path="data.partition", value=kind, rule=rule, legal='"iid", or none')]
+    return [
+        Violation(path="data.partition", value=kind, rule=rule, legal='"iid" (or leave it out)')
+    ]
 
 
 def tokenizer_missing(tokenizer: str) -> list[Violation]:
     """A violation if the tokenizer's file is not there."""
     if tokenizer == "bytes" or Path(tokenizer).expanduser().is_file():
         return []
-    legal = '"bytes", or the path of a tokenizer.json'
-    rule = "is no file"
+    legal = '"bytes" (or the path of a tokenizer.json)'
+    rule = f"is no file (looked for {Path(tokenizer).expanduser().absolute()})"
     return [Violation(path="data.tokenizer", value=tokenizer, rule=rule, legal=legal)]

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import msgspec
 
-from ..errors import ConfigError, Violation
+from ..errors import ConfigError, Violation, literal, nearest_first
 from .presets import PRESETS
 
 if TYPE_CHECKING:
@@ -36,6 +36,8 @@ TASKS: Mapping[str, tuple[Task, ...]] = {
     "swin": ("image_classification",),
 }
 
+_FOLDER = '"models/mine" (any folder that holds config.json and *.safetensors)'
+_FACTORY = '"model.py:make" (any FILE.py:FUNCTION that is there)'
 _Count = Annotated[int, msgspec.Meta(ge=1)]
 _Share = Annotated[float, msgspec.Meta(ge=0, lt=1)]
 
@@ -69,14 +71,8 @@ class Preset(_Kind, frozen=True, kw_only=True, tag="preset"):
         """The preset must exist."""
         if self.preset in PRESETS:
             return []
-        return [
-            Violation(
-                path="model.preset",
-                value=self.preset,
-                rule="is not a preset",
-                legal=", ".join(PRESETS),
-            )
-        ]
+        legal = _listed(self.preset, PRESETS)
+        return [_violation("model.preset", self.preset, "is not a preset", legal)]
 
     def graph(self, sample: SampleSpec) -> LayerGraph:
         """The preset's layers."""
@@ -103,15 +99,23 @@ class Folder(_Kind, frozen=True, kw_only=True, tag="path"):
         """The folder must hold a config.json of a known type, and weights."""
         config = Path(self.path) / "config.json"
         if not config.is_file():
-            return [_violation("model.path", self.path, "has no config.json", "a model's folder")]
+            rule = f"has no config.json (looked for {config.absolute()})"
+            return [_violation("model.path", self.path, rule, _FOLDER)]
         try:
             fields = msgspec.json.decode(config.read_bytes(), type=dict[str, Any])
         except msgspec.DecodeError as error:
-            return [_violation("model.path", str(config), f"is not JSON ({error})", "a JSON file")]
-        found = _check_type("model.path", str(fields.get("model_type")), self.task)
+            rule = f"has a config.json that is not JSON ({error})"
+            return [_violation("model.path", self.path, rule, _FOLDER)]
+        model_type = str(fields.get("model_type"))
+        if model_type in TASKS:
+            found = _check_type("model.model_type", model_type, self.task)
+        else:
+            rule = f"holds a model of type {literal(model_type)}, which cannot be cut"
+            legal = f"{_FOLDER}, of type {_listed(model_type, TASKS)}"
+            found = [_violation("model.path", self.path, rule, legal)]
         if not any(Path(self.path).glob("*.safetensors")):
             rule = "has no safetensors"
-            legal = 'a folder with weights, or kind = "transformers" to draw them anew'
+            legal = f'{_FOLDER}; or kind = "transformers" without path, to draw weights anew'
             found.append(_violation("model.path", self.path, rule, legal))
         return found
 
@@ -235,21 +239,24 @@ class Python(_Kind, frozen=True, kw_only=True, tag="python"):
         """The file must exist, be Python and define the function."""
         file, _, function = self.factory.rpartition(":")
         if not file or not function.isidentifier():
-            return [_violation("model.factory", self.factory, "names no function", "file.py:name")]
+            return [_violation("model.factory", self.factory, "names no function", _FACTORY)]
         path = Path(file)
         if not path.is_file():
-            return [_violation("model.factory", file, "is not a file", "an existing Python file")]
+            rule = f"names a file that is not there (looked for {path.absolute()})"
+            return [_violation("model.factory", self.factory, rule, _FACTORY)]
         try:
             tree = ast.parse(path.read_bytes())
         except (SyntaxError, ValueError) as error:
-            return [_violation("model.factory", file, f"is not Python ({error})", "a Python file")]
+            rule = f"names a file that is not Python ({error})"
+            return [_violation("model.factory", self.factory, rule, _FACTORY)]
         defined = sorted(
             node.name for node in tree.body if isinstance(node, ast.FunctionDef | ast.ClassDef)
         )
         if function in defined:
             return []
-        legal = ", ".join(defined) or "a file that defines one"
-        return [_violation("model.factory", function, f"is not defined in {file}", legal)]
+        legal = ", ".join(literal(f"{file}:{name}") for name in nearest_first(function, defined))
+        rule = "names a function that the file does not define"
+        return [_violation("model.factory", self.factory, rule, legal or _FACTORY)]
 
     def graph(self, sample: SampleSpec) -> LayerGraph:
         """The user's layers."""
@@ -269,11 +276,15 @@ def _violation(path: str, value: object, rule: str, legal: str) -> Violation:
 def _check_type(path: str, model_type: str, task: Task | None) -> list[Violation]:
     if model_type not in TASKS:
         rule = "is not a transformers model type that can be cut"
-        return [_violation(path, model_type, rule, ", ".join(TASKS))]
+        return [_violation(path, model_type, rule, _listed(model_type, TASKS))]
     if task is not None and task not in TASKS[model_type]:
         rule = f"is not a task of {model_type}"
-        return [_violation("model.task", task, rule, ", ".join(TASKS[model_type]))]
+        return [_violation("model.task", task, rule, _listed(task, TASKS[model_type]))]
     return []
+
+
+def _listed(name: str, names: Iterable[str]) -> str:
+    return ", ".join(map(literal, nearest_first(name, list(names))))
 
 
 def _raise_if(violations: list[Violation]) -> None:

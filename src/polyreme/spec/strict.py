@@ -7,7 +7,6 @@ nothing of fields that are wrong (see `Partial`).
 
 from __future__ import annotations
 
-import difflib
 import functools
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -15,7 +14,7 @@ from typing import Any
 import msgspec
 from msgspec import inspect as types
 
-from ..errors import Violation, literal
+from ..errors import Violation, like, literal, nearest_first
 from .forms import accepts, example, legal, members, named_by_field, out_of_bounds, plain, sort_of
 from .partial import Partial, checked
 
@@ -115,7 +114,7 @@ class _Reading:
         assert field is not None
         tags = [str(each.tag) for each in options]
         if not isinstance(value, Mapping):
-            first = _by_likeness(str(value), tags) if isinstance(value, str) else tags
+            first = nearest_first(str(value), tags) if isinstance(value, str) else tags
             by_tag = {str(each.tag): each for each in options}
             wanted = ", ".join(literal(example(by_tag[tag])) for tag in first)
             return self._refuse(path, value, f"is {_kind(value)}, not a table", wanted)
@@ -140,7 +139,7 @@ class _Reading:
             return self._refuse(below, tag, rule, wanted)
         chosen = next((each for each in options if each.tag == tag), None)
         if chosen is None:
-            ordered = _by_likeness(tag, tags) if isinstance(tag, str) else tags
+            ordered = nearest_first(tag, tags) if isinstance(tag, str) else tags
             wanted = ", ".join(literal(each) for each in ordered if each not in short)
             return self._refuse(below, tag, f"is no {field} of [{path}]", wanted)
         return self.struct(path, value, chosen)
@@ -184,9 +183,9 @@ class _Reading:
     def _unknown(self, path: str, key: object, table: Any, names: Sequence[str]) -> None:
         name = plain(str(key))
         where = f"[{path}]" if path else "the spec"
-        like = _like(name, names)
-        others = [each for each in names if each not in table and each not in like]
-        wanted = ", ".join((*like, *others)) or "leave it out"
+        close = like(name, names)
+        others = [each for each in names if each not in table and each not in close]
+        wanted = ", ".join((*close, *others)) or "leave it out"
         below = f"{path}.{name}" if path else name
         self._refuse(below, table[key], f"stands under an unknown key of {where}", wanted)
 
@@ -232,19 +231,8 @@ def _nearest(value: object, node: types.Type, default: object) -> str:
     if isinstance(node, types.LiteralType) and isinstance(value, str):
         names = [each for each in node.values if isinstance(each, str)]
         others = [each for each in node.values if not isinstance(each, str)]
-        return ", ".join(literal(each) for each in (*_by_likeness(value, names), *others))
+        return ", ".join(literal(each) for each in (*nearest_first(value, names), *others))
     return legal(node, default)
-
-
-def _by_likeness(name: str, names: Sequence[str]) -> list[str]:
-    """Names that look like `name` first, the others in their order."""
-    return list(dict.fromkeys((*_like(name, names), *names)))
-
-
-def _like(name: str, names: Sequence[str]) -> list[str]:
-    lower = {each.lower(): each for each in reversed(names)}
-    close = difflib.get_close_matches(name.lower()[:64], lower, n=3, cutoff=0.5)
-    return [lower[each] for each in close]
 
 
 def _kind(value: object) -> str:
