@@ -69,7 +69,7 @@ class RandomTokens:
         generator = torch.Generator().manual_seed(0)
         self._rows = torch.randint(256, (self.n_train, TOKENS + 1), generator=generator)
 
-    def train(self, indices: np.ndarray) -> dict[str, torch.Tensor]:
+    def train(self, indices: np.ndarray, epoch: int = 0) -> dict[str, torch.Tensor]:
         """Rows and their successors."""
         rows = self._rows[torch.from_numpy(indices)]
         return {"input_ids": rows[:, :-1].contiguous(), "labels": rows[:, 1:].contiguous()}

@@ -183,7 +183,7 @@ class Poisoned(Samples):
         self.sample = SampleSpec(fields=fields, n_classes=2)
         self._poisoned = poisoned
 
-    def train(self, indices):
+    def train(self, indices, epoch=0):
         features = torch.ones(len(indices), 2)
         features[np.isin(indices, self._poisoned), 0] = torch.nan
         return {"features": features, "labels": torch.zeros(len(indices), dtype=torch.int64)}

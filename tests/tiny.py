@@ -172,7 +172,7 @@ class Samples:
         rows = torch.from_numpy(np.asarray(indices))
         return {"input_ids": self._ids[rows], "labels": self._labels[rows]}
 
-    def train(self, indices):
+    def train(self, indices, epoch=0):
         return self._at(indices)
 
     def heldout(self, indices):

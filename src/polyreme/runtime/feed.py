@@ -8,11 +8,12 @@ from collections.abc import Iterator
 import numpy as np
 import torch
 
-from ..data.order import Ordering, microbatches
+from ..data.order import Ordering, microbatches, share
 from ..data.prefetch import Prefetcher, pin
 from ..data.source import Source
 from ..graph.layer import LayerGraph
 from ..graph.loss import IGNORE_LABEL
+from ..plan.ir import DataLayout
 from .driver import Microbatch
 from .mesh import World
 
@@ -20,7 +21,10 @@ _FILLER_SAMPLES = 2  # batch norm wants more than one value a channel
 
 
 class Feed:
-    """Microbatches of one rank for each step."""
+    """Microbatches of one rank for each step.
+
+    Each replica takes its worker's samples of the step, its ranks contiguous parts of these.
+    """
 
     def __init__(
         self,
@@ -29,14 +33,14 @@ class Feed:
         order: Ordering,
         graph: LayerGraph,
         world: World,
-        data_rank: int,
+        layout: DataLayout,
         n_microbatches: int,
     ) -> None:
         self._source = source
         self._order = order
         self._graph = graph
         self._world = world
-        self._data_rank = data_rank
+        self._layout = layout
         self._n = n_microbatches
         label = source.sample.fields[graph.labels]
         self.labels_per_sample = math.prod(label.shape)
@@ -45,8 +49,8 @@ class Feed:
 
     def n_samples(self, step: int) -> int:
         """Samples of the step over all ranks."""
-        n_ranks = self._world.n_ranks
-        return sum(len(self._order.local(step, rank, n_ranks)) for rank in range(n_ranks))
+        n = self._layout.replica
+        return sum(len(self._order.local(step, worker, n)) for worker in range(n))
 
     def steps(self, first: int, stop: int) -> Prefetcher[list[dict[str, torch.Tensor] | None]]:
         """What is read for each step, ahead of its use; `to_device` makes microbatches of it."""
@@ -72,13 +76,17 @@ class Feed:
         return Microbatch(fields=moved, labels=labels, n_samples=n_samples)
 
     def _read(self, step: int) -> list[dict[str, torch.Tensor] | None]:
-        local = self._order.local(step, self._data_rank, self._world.n_ranks)
-        return [self._pinned(part) for part in microbatches(local, self._n)]
+        layout = self._layout
+        replica, shard = self._world.coordinates(layout)
+        worker = self._order.local(step, replica, layout.replica)
+        epoch = self._order.epoch(step, replica, layout.replica)
+        local = share(worker, shard, layout.shard)
+        return [self._pinned(part, epoch) for part in microbatches(local, self._n)]
 
-    def _pinned(self, part: np.ndarray) -> dict[str, torch.Tensor] | None:
+    def _pinned(self, part: np.ndarray, epoch: int) -> dict[str, torch.Tensor] | None:
         if not len(part):
             return None
-        fields = dict(self._source.train(part))
+        fields = dict(self._source.train(part, epoch))
         return fields if self._world.device.type == "cpu" else pin(fields)
 
 

@@ -11,7 +11,7 @@ from typing import Protocol
 import torch
 
 from .. import runlog
-from ..data.order import Order
+from ..data.order import arrange
 from ..errors import RunError
 from .apply.data import apply
 from .driver import Driver, StepResult
@@ -101,8 +101,14 @@ class _Run:
         self.stop, self.save = stop, save
         self.progress = progress if world.is_first else None
         settings, plan = job.train, job.plan
-        self.order = Order(
-            n_samples=job.source.n_train,
+        self.applied = apply(
+            job.graph, plan, world, seed=settings.seed, compile_layers=settings.compile
+        )
+        layout = self.applied.layout
+        self.order = arrange(
+            job.source,
+            job.partition,
+            n_workers=layout.replica,
             global_batch=settings.global_batch,
             seed=settings.seed,
             tail=settings.tail,
@@ -112,18 +118,15 @@ class _Run:
         else:
             assert settings.epochs is not None, "the spec gives steps or epochs"
             self.n_steps = self.order.n_steps(settings.epochs)
-        self.applied = apply(
-            job.graph, plan, world, seed=settings.seed, compile_layers=settings.compile
-        )
         self.driver = Driver(self.applied, world, job.algorithm.rule, clip_norm=settings.clip_norm)
         self.state = State(self.applied, self.driver.optimizers, world)
-        self.data_rank = world.data_rank(self.applied.layout)
+        self.data_rank = world.data_rank(layout)
         self.feed = Feed(
             source=job.source,
             order=self.order,
             graph=job.graph,
             world=world,
-            data_rank=self.data_rank,
+            layout=layout,
             n_microbatches=plan.microbatches,
         )
         share = -(-settings.global_batch // world.n_ranks)

@@ -34,8 +34,8 @@ def step_times(step_s: float, blocked_s: float, compute_s: Sequence[float], rank
     blocked: a rank waits for the slowest as long as it is faster. What this rank does after the
     exchange (the update) is taken as the same for all; the rest is communication.
 
-    >>> step_times(1.0, 0.5, (0.5, 0.3), 0)
-    StepTimes(step_s=1.0, compute_s=0.4, comm_s=0.5, wait_s=0.1)
+    >>> step_times(1.0, 0.5, (0.5, 0.25), 0)
+    StepTimes(step_s=1.0, compute_s=0.375, comm_s=0.5, wait_s=0.125)
     """
     mean = sum(compute_s) / len(compute_s)
     update_s = max(0.0, step_s - blocked_s - compute_s[rank])
