@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Literal
 
 import msgspec
+
+Form = Literal["text", "images", "features", "pairs of texts", "texts with classes"]
 
 
 class TensorSpec(msgspec.Struct, frozen=True):

@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 import msgspec
 
 from ..errors import Violation, literal, nearest_first
+from ..sample import Form
 from . import files
+from .gives import Gives
 from .partition import Partition
 
 if TYPE_CHECKING:
@@ -60,11 +62,17 @@ class Digits(
     partition: Partition | None = None
 
     needs_seq_len: ClassVar[bool] = False
+    forms: ClassVar[tuple[Form, ...]] = ("images",)
 
     @classmethod
     def describe(cls) -> str:
         """One line for a list, with where the data come from."""
         return "1,797 handwritten digits, 32 x 32 (ships with scikit-learn)"
+
+    @property
+    def gives(self) -> Gives:
+        """Images of 32 x 32."""
+        return Gives(form="images", n_classes=10, n_channels=self.channels, size=32)
 
     def check(self) -> list[Violation]:
         """Everything wrong with these options: nothing can be."""
@@ -116,11 +124,17 @@ class Arrays(
     partition: Partition | None = None
 
     needs_seq_len: ClassVar[bool] = False
+    forms: ClassVar[tuple[Form, ...]] = ("images", "features")
 
     @classmethod
     def describe(cls) -> str:
         """One line for a list, with where the data come from."""
         return "samples and classes in a NumPy .npz file (your own)"
+
+    @property
+    def gives(self) -> Gives:
+        """Features if flattened; else that is the arrays' affair."""
+        return Gives(form="features" if self.flatten else None)
 
     def check(self) -> list[Violation]:
         """Everything wrong with these options, as far as is seen without reading the data."""
@@ -186,11 +200,17 @@ class Images(
     partition: Partition | None = None
 
     needs_seq_len: ClassVar[bool] = False
+    forms: ClassVar[tuple[Form, ...]] = ("images",)
 
     @classmethod
     def describe(cls) -> str:
         """One line for a list, with where the data come from."""
         return "images in one folder per class (your own)"
+
+    @property
+    def gives(self) -> Gives:
+        """Images of the given size."""
+        return Gives(form="images", n_channels=self.channels, size=self.size)
 
     def check(self) -> list[Violation]:
         """Everything wrong with these options, as far as is seen without reading the data."""
@@ -237,11 +257,17 @@ class Svmlight(
     partition: Partition | None = None
 
     needs_seq_len: ClassVar[bool] = False
+    forms: ClassVar[tuple[Form, ...]] = ("features",)
 
     @classmethod
     def describe(cls) -> str:
         """One line for a list, with where the data come from."""
         return "svmlight (LIBSVM) files, plain or .gz (your own)"
+
+    @property
+    def gives(self) -> Gives:
+        """Features."""
+        return Gives(form="features")
 
     def check(self) -> list[Violation]:
         """Everything wrong with these options, as far as is seen without reading the data."""

@@ -5,12 +5,14 @@ from __future__ import annotations
 import importlib.util
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 import msgspec
 
 from ..errors import Violation
+from ..sample import Form
 from .class_options import Arrays, Augment, Digits, Images, Svmlight
+from .gives import Gives, vocabulary
 from .partition import Classes, Dirichlet, Iid, Partition
 from .text_options import PythonSource, Share, Text, Tokens, tokenizer_missing, unlabelled
 
@@ -76,6 +78,8 @@ class Datasets(
     heldout: Share | str = 0.1
     partition: Partition | None = None
 
+    forms: ClassVar[tuple[Form, ...]] = ("text", "images", "features")
+
     @property
     def needs_seq_len(self) -> bool:
         """Text is cut into samples; columns hold whole ones."""
@@ -85,6 +89,15 @@ class Datasets(
     def describe(cls) -> str:
         """One line for a list, with where the data come from."""
         return 'a Hugging Face datasets folder on disk (your own; needs "polyreme[datasets]")'
+
+    @property
+    def gives(self) -> Gives:
+        """Text, images or features, by what the columns are for."""
+        if self.text is not None:
+            return Gives(form="text", n_classes=vocabulary(self.tokenizer))
+        if "pixel_values" in self.columns:
+            return Gives(form="images", n_channels=self.channels, size=self.size)
+        return Gives(form="features" if "features" in self.columns else None)
 
     def check(self) -> list[Violation]:
         """Everything wrong with these options, as far as is seen without reading the data."""

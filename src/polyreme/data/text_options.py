@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, get_args
 import msgspec
 
 from ..errors import Violation, literal
+from ..sample import Form
 from . import files
+from .gives import Gives, vocabulary
 from .partition import Classes, Dirichlet, Partition
 
 if TYPE_CHECKING:
@@ -43,11 +45,17 @@ class PythonSource(
     partition: Partition | None = None
 
     needs_seq_len: ClassVar[bool] = True
+    forms: ClassVar[tuple[Form, ...]] = ("text",)
 
     @classmethod
     def describe(cls) -> str:
         """One line for a list, with where the data come from."""
         return "source text of Python's standard library, as bytes (ships with Python)"
+
+    @property
+    def gives(self) -> Gives:
+        """Text, as bytes."""
+        return Gives(form="text", n_classes=256)
 
     def check(self) -> list[Violation]:
         """Everything wrong with these options, as far as is seen without reading the data."""
@@ -101,11 +109,17 @@ class Text(
     partition: Partition | None = None
 
     needs_seq_len: ClassVar[bool] = True
+    forms: ClassVar[tuple[Form, ...]] = ("text",)
 
     @classmethod
     def describe(cls) -> str:
         """One line for a list, with where the data come from."""
         return "text files, plain or .gz, as bytes or through a tokenizers file (your own)"
+
+    @property
+    def gives(self) -> Gives:
+        """Text, of the tokenizer's vocabulary."""
+        return Gives(form="text", n_classes=vocabulary(self.tokenizer))
 
     def check(self) -> list[Violation]:
         """Everything wrong with these options, as far as is seen without reading the data."""
@@ -151,11 +165,17 @@ class Tokens(
     partition: Partition | None = None
 
     needs_seq_len: ClassVar[bool] = True
+    forms: ClassVar[tuple[Form, ...]] = ("text",)
 
     @classmethod
     def describe(cls) -> str:
         """One line for a list, with where the data come from."""
         return "token numbers in .bin files, memory-mapped (your own)"
+
+    @property
+    def gives(self) -> Gives:
+        """Text, of the given vocabulary."""
+        return Gives(form="text", n_classes=self.vocab)
 
     def check(self) -> list[Violation]:
         """Everything wrong with these options, as far as is seen without reading the data."""

@@ -11,14 +11,13 @@ import msgspec
 
 from ..errors import ConfigError, Violation, literal, nearest_first
 from .presets import PRESETS
+from .reads import Reads, of_configuration
+from .reads import Task as Task
 
 if TYPE_CHECKING:
     from ..sample import SampleSpec
     from .layer import LayerGraph
 
-Task = Literal[
-    "causal_lm", "masked_lm", "seq2seq_lm", "sequence_classification", "image_classification"
-]
 TASKS: Mapping[str, tuple[Task, ...]] = {
     "llama": ("causal_lm",),
     "qwen2": ("causal_lm",),
@@ -51,6 +50,11 @@ class _Kind(
         """What can be known to be wrong without torch or data; empty when nothing is."""
         return []
 
+    @property
+    def reads(self) -> Reads:
+        """What the model asks of its data, as far as that is known without torch or data."""
+        return Reads()
+
     def graph(self, sample: SampleSpec) -> LayerGraph:
         """The model as layers, for samples of this form. Raises ConfigError where they differ."""
         raise NotImplementedError
@@ -73,6 +77,15 @@ class Preset(_Kind, frozen=True, kw_only=True, tag="preset"):
             return []
         legal = _listed(self.preset, PRESETS)
         return [_violation("model.preset", self.preset, "is not a preset", legal)]
+
+    @property
+    def reads(self) -> Reads:
+        """What the configuration asks for."""
+        preset = PRESETS.get(self.preset)
+        if preset is None:
+            return Reads()
+        task = preset.task or TASKS[preset.model_type][0]
+        return of_configuration(preset.model_type, task, {**preset.config, **self.config})
 
     def graph(self, sample: SampleSpec) -> LayerGraph:
         """The preset's layers."""
@@ -119,6 +132,19 @@ class Folder(_Kind, frozen=True, kw_only=True, tag="path"):
             found.append(_violation("model.path", self.path, rule, legal))
         return found
 
+    @property
+    def reads(self) -> Reads:
+        """What config.json asks for; nothing where the task is left to its architecture."""
+        try:
+            content = (Path(self.path) / "config.json").read_bytes()
+            fields = msgspec.json.decode(content, type=dict[str, Any])
+        except (OSError, ValueError):
+            return Reads()
+        model_type = str(fields.get("model_type"))
+        tasks = TASKS.get(model_type, ())
+        task = self.task or (tasks[0] if len(tasks) == 1 else None)
+        return of_configuration(model_type, task, fields) if task in tasks else Reads()
+
     def graph(self, sample: SampleSpec) -> LayerGraph:
         """The folder's layers; their weights are the folder's."""
         from .huggingface import from_folder
@@ -147,6 +173,13 @@ class Transformers(_Kind, frozen=True, kw_only=True, tag="transformers"):
         """The type must be known and have the task."""
         return _check_type("model.model_type", self.model_type, self.task)
 
+    @property
+    def reads(self) -> Reads:
+        """What the configuration asks for."""
+        tasks = TASKS.get(self.model_type, ())
+        task = self.task or next(iter(tasks), None)
+        return of_configuration(self.model_type, task, self.config) if task in tasks else Reads()
+
     def graph(self, sample: SampleSpec) -> LayerGraph:
         """The model's layers."""
         from .huggingface import from_fields
@@ -167,6 +200,11 @@ class ResNet20(_Kind, frozen=True, kw_only=True, tag="resnet20"):
     width: _Count = 16
     blocks: _Count = 3
     norm: Literal["batch", "group"] = "batch"
+
+    @property
+    def reads(self) -> Reads:
+        """Images of any size."""
+        return Reads(forms=("images",))
 
     def graph(self, sample: SampleSpec) -> LayerGraph:
         """Stem, blocks and head."""
@@ -190,6 +228,11 @@ class CharLSTM(_Kind, frozen=True, kw_only=True, tag="char_lstm"):
     layers: _Count = 2
     dropout: _Share = 0.0
 
+    @property
+    def reads(self) -> Reads:
+        """Text of any vocabulary."""
+        return Reads(forms=("text",))
+
     def graph(self, sample: SampleSpec) -> LayerGraph:
         """Embedding, one layer an LSTM layer, head."""
         from .text import char_lstm
@@ -207,6 +250,11 @@ class MLP(_Kind, frozen=True, kw_only=True, tag="mlp"):
 
     hidden: tuple[_Count, ...] = (128,)
     bias: bool = True
+
+    @property
+    def reads(self) -> Reads:
+        """Vectors, which images are flattened to."""
+        return Reads(forms=("features", "images"))
 
     def graph(self, sample: SampleSpec) -> LayerGraph:
         """One layer a linear map."""

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import importlib.util
 import math
 from collections.abc import Callable, Iterator
 from functools import partial
+from pathlib import Path
 
+from ..data.options import Arrays
 from ..errors import Violation
+from . import fit
 from .options import Spec
 from .partial import checked
 
@@ -19,6 +23,13 @@ def impossible(spec: Spec, n_devices: int | None) -> list[Violation]:
         partial(_sequence, spec),
         partial(_batch, spec),
         partial(_metric, spec),
+        partial(_heldout, spec),
+        partial(_reference, spec),
+        partial(_trackers, spec),
+        partial(fit.form, spec),
+        partial(fit.classes, spec),
+        partial(fit.positions, spec),
+        partial(fit.pixels, spec),
         partial(_devices, spec, n_devices),
     )
     return [violation for rule in rules for violation in checked(rule, "spec")]
@@ -53,6 +64,33 @@ def _metric(spec: Spec) -> Iterator[Violation]:
     yield Violation(
         path="report.target", value=spec.report.target, rule=rule, legal='"heldout_loss=1.5"'
     )
+
+
+def _heldout(spec: Spec) -> Iterator[Violation]:
+    # The held-out part of arrays may be in their file.
+    if spec.report.goal is None or spec.data.heldout != 0 or isinstance(spec.data, Arrays):
+        return
+    rule = "holds nothing out, so report.target is never measured"
+    yield Violation(path="data.heldout", value=spec.data.heldout, rule=rule, legal="0.1")
+
+
+def _reference(spec: Spec) -> Iterator[Violation]:
+    report = spec.report
+    if report.reference is None or report.target is None:
+        return
+    folder = Path(report.reference)
+    if not (folder / "log.jsonl").is_file():
+        rule = f"holds no run (looked for {(folder / 'log.jsonl').absolute()})"
+        legal = '"runs/quickstart" (any folder that a run has written)'
+        yield Violation(path="report.reference", value=report.reference, rule=rule, legal=legal)
+
+
+def _trackers(spec: Spec) -> Iterator[Violation]:
+    for index, name in enumerate(spec.report.trackers):
+        if importlib.util.find_spec(name) is None:
+            rule = f'needs a package that is not here: pip install "polyreme[{name}]"'
+            path = f"report.trackers[{index}]"
+            yield Violation(path=path, value=name, rule=rule, legal="leave it out, or install it")
 
 
 def _devices(spec: Spec, n_devices: int | None) -> Iterator[Violation]:
