@@ -17,7 +17,8 @@ import pytest
 
 import launch_entries as entries
 from polyreme.errors import ConfigError, Infeasible, RunError, Violation
-from polyreme.runtime.launch import PRELOAD, Launcher, RankFailed, joined
+from polyreme.runtime.launch import PRELOAD, Launcher, RankFailed
+from polyreme.runtime.mesh import is_launched
 
 ENTRIES = entries.__file__
 
@@ -238,4 +239,4 @@ def test_two_torchrun_agents_make_one_run(tmp_path: Path) -> None:
     ],
 )
 def test_only_a_rank_joins(environment: dict[str, str], is_rank: bool) -> None:
-    assert joined(environment) is is_rank
+    assert is_launched(environment) is is_rank

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from pathlib import Path
 
@@ -15,23 +16,21 @@ from ..profile.record import Profile
 LOG = "log.jsonl"
 
 
-def begin(
-    folder: Path, spec: specs.Spec, plan: Plan, profile: Profile | None, *, resume: Path | None
-) -> None:
-    """Write what the run is about to do. A run that was there and is not resumed is moved away."""
+def make_way(folder: Path, resume: Path | None) -> None:
+    """Move a run that is in the folder and is not gone on with, and say where to."""
     if (folder / LOG).exists() and (resume is None or folder not in resume.parents):
-        folder.rename(_beside(folder))
+        place = _beside(folder)
+        folder.rename(place)
+        sys.stderr.write(f"polyreme: the run in {folder} is kept as {place}\n")
+
+
+def begin(folder: Path, spec: specs.Spec, plan: Plan, profile: Profile | None) -> None:
+    """Write what the run is about to do."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "spec.toml").write_text(specs.dump(spec))
     plans.save(plan, folder / "plan.json")
     if profile is not None:
         profiles.save(profile, folder / "profile.json")
-
-
-def moved_to(folder: Path, resume: Path | None) -> Path | None:
-    """Where `begin` will move a run that is there; None if there is none or it is resumed."""
-    there = (folder / LOG).exists() and (resume is None or folder not in resume.parents)
-    return _beside(folder) if there else None
 
 
 def refuse_file(folder: Path) -> None:

@@ -84,7 +84,7 @@ def work(request: Request) -> Result:
         if n_devices(plan) < world.n_ranks:
             return Result(summary=None, plan=plan)
         if world.is_first:
-            folders.begin(request.folder, request.spec, plan, profile, resume=request.resume)
+            folders.begin(request.folder, request.spec, plan, profile)
         world.barrier()
         return Result(summary=_train(request, problem, profile, plan, world), plan=plan)
 
@@ -131,7 +131,7 @@ def _train(
     log = None
     if world.is_first:
         listeners = [tracker.write for tracker in trackers]
-        log = runlog.Writer(folder / folders.LOG, listeners=listeners)
+        log = runlog.Writer(folder / folders.LOG, listeners=listeners, began_s=request.start_s)
     setting = summary.Setting(
         graph=problem.graph, plan=plan, cluster=problem.cluster, profile=profile
     )
@@ -141,7 +141,14 @@ def _train(
 
     def load(state: State) -> Progress:
         assert request.resume is not None
-        return checkpoint.load(state, request.resume, graph=problem.graph)
+        found = checkpoint.load(state, request.resume, graph=problem.graph)
+        if log is not None:
+            log.write(
+                runlog.RestartEvent(
+                    t=log.t, attempt=log.attempt, step=found.step, devices=world.n_ranks
+                )
+            )
+        return found
 
     bar = ProgressBar(
         silent=not (request.progress and world.is_first), tokens_per_sample=spec.train.seq_len

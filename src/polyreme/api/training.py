@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import sys
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,14 +14,15 @@ from .. import spec as specs
 from ..errors import PolyremeError
 from ..plan import store as plans
 from ..plan.ir import Plan
-from ..runtime.launch import PRELOAD, Launcher
+from ..runtime.launch import PRELOAD, Launcher, RankFailed
+from ..runtime.mesh import is_launched, read_place
 from ..summary import with_effectiveness
 from . import folders
 
 if TYPE_CHECKING:
     from ..cluster.accelerator import Accelerator
 
-_RANKS = "polyreme.api.ranks"
+_PRELOAD = ("polyreme.api.ranks", "transformers.modeling_utils")
 
 
 def train(
@@ -38,11 +38,9 @@ def train(
     start_s = time.time()
     folders.refuse_file(folder)
     given = plans.load(plan) if isinstance(plan, Path) else plan
-    from ..runtime.mesh import is_launched
-
     if is_launched():
         return _join(spec, folder, given, resume, progress, start_s)
-    with Launcher(preload=(*PRELOAD, _RANKS)) as launcher:
+    with Launcher(preload=(*PRELOAD, *_PRELOAD)) as launcher:
         return _launch(launcher, spec, folder, devices, given, resume, progress, start_s)
 
 
@@ -61,9 +59,7 @@ def _launch(
 
     cluster, accelerator = here(spec, devices)
     start = _checkpoint(resume, folder)
-    moved = folders.moved_to(folder, start)
-    if moved is not None:
-        sys.stderr.write(f"polyreme: the run in {folder} is kept as {moved}\n")
+    folders.make_way(folder, start)
     request = Request(
         spec=spec,
         cluster=cluster,
@@ -77,12 +73,13 @@ def _launch(
     )
     n_processes = cluster.n_devices if plan is None else n_devices(plan)
     began_s = time.time()
+    logs = folder / "ranks"
     try:
-        result = launcher.run(work, (request,), n_processes=n_processes, logs=folder / "ranks")[0]
+        result = launcher.run(work, (request,), n_processes=n_processes, logs=logs)[0]
         if result.summary is None:
             request = dataclasses.replace(request, plan=result.plan)
             n_processes = n_devices(result.plan)
-            result = launcher.run(work, (request,), n_processes=n_processes)[0]
+            result = launcher.run(work, (request,), n_processes=n_processes, logs=logs)[0]
     except (PolyremeError, KeyboardInterrupt) as error:
         _leave_record(spec, folder, began_s, error)
         raise
@@ -102,13 +99,16 @@ def _join(
     from .ranks import Request, work
 
     cluster, accelerator = here(spec, None)
+    start = _checkpoint(resume, folder)
+    if read_place().rank == 0:
+        folders.make_way(folder, start)
     request = Request(
         spec=spec,
         cluster=cluster,
         accelerator=accelerator,
         folder=folder,
         plan=plan,
-        resume=_checkpoint(resume, folder),
+        resume=start,
         progress=progress,
         all_devices=True,
         start_s=start_s,
@@ -140,7 +140,8 @@ def _leave_record(spec: specs.Spec, folder: Path, began_s: float, error: BaseExc
     if not interrupted:
         last = max(event.attempt for event in runlog.read(log))
         writer = runlog.Writer(log, attempt=last)
-        writer.write(runlog.FaultEvent(t=writer.t, attempt=last, what=str(error)))
+        rank = error.rank if isinstance(error, RankFailed) else None
+        writer.write(runlog.FaultEvent(t=writer.t, attempt=last, what=str(error), rank=rank))
         writer.close()
     if not (interrupted and (folder / "summary.json").exists()):
         _summarise(spec, folder, "interrupted" if interrupted else "failed")

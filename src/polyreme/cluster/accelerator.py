@@ -12,7 +12,7 @@ import resource
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -136,6 +136,10 @@ class Accelerator:
         end.synchronize()
         timer.seconds = start.elapsed_time(end) / 1e3
 
+    def work_timer(self) -> AbstractContextManager[Timer]:
+        """Device seconds of the block that other processes have no part in."""
+        return self.timer()
+
     def _module(self) -> Any:
         import torch
 
@@ -226,6 +230,14 @@ class HostAccelerator(Accelerator):
         start = time.perf_counter()
         yield timer
         timer.seconds = time.perf_counter() - start
+
+    @contextmanager
+    def work_timer(self) -> Iterator[Timer]:
+        """Processor seconds of this thread: what the block takes with a core to itself."""
+        timer = Timer()
+        start = time.thread_time()
+        yield timer
+        timer.seconds = time.thread_time() - start
 
 
 _registered: list[Accelerator] = []  # of this process; the one place that is open to additions

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ..profile.saved import compute_dtype
-from .agree import median_s
+from .agree import usual_s
 
 if TYPE_CHECKING:
     from ..runtime.mesh import World
@@ -24,7 +24,7 @@ def matmul_flops(world: World, precision: str) -> float:
     best = 0.0
     for side in HOST_SIDES if world.accelerator.on_host else DEVICE_SIDES:
         left = torch.randn(side, side, device=world.device).to(compute_dtype(precision))
-        seconds = median_s(world, lambda left=left: left @ left, repeats=3)  # type: ignore[misc]
+        seconds = usual_s(world, lambda left=left: left @ left, repeats=3)  # type: ignore[misc]
         best = max(best, 2.0 * side**3 / seconds)
         if seconds > ENOUGH_S:
             break
@@ -46,4 +46,4 @@ def optimizer_s_per_byte(world: World) -> float:
     def step() -> None:
         optimizer.step()
 
-    return median_s(world, step) / (4 * count)
+    return usual_s(world, step) / (4 * count)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import statistics
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
@@ -12,7 +11,7 @@ from ..errors import RunError
 from ..graph.loss import cross_entropy
 from ..profile.record import LayerTimes
 from ..profile.saved import SavedBytes, compute_dtype, tensor_dtype, tensor_specs
-from .agree import largest, mean
+from .agree import largest, mean, usual
 
 if TYPE_CHECKING:
     import torch
@@ -98,11 +97,11 @@ class _Stand:
         def play() -> tuple[float, float]:
             for leaf in leaves:
                 leaf.grad = None
-            with accelerator.timer() as forward:
+            with accelerator.work_timer() as forward:
                 outputs = ends()
             if not outputs:
                 return forward.seconds, 0.0
-            with accelerator.timer() as backward:
+            with accelerator.work_timer() as backward:
                 torch.autograd.backward(outputs, directions)
             return forward.seconds, backward.seconds
 
@@ -170,7 +169,10 @@ def _measure_kind(stand: _Stand, saved: SavedBytes, budget_s: float) -> LayerTim
 
 
 def _time(stand: _Stand, size: int) -> tuple[float, ...] | None:
-    """Median forward and backward seconds, mean over processes; None if memory ran out on one."""
+    """Usual forward and backward seconds, mean over processes; None if memory ran out on one.
+
+    Processes that outnumber the cores of their host take turns on them.
+    """
     import torch
 
     world = stand.world
@@ -186,8 +188,10 @@ def _time(stand: _Stand, size: int) -> tuple[float, ...] | None:
     repeats = int(REPEAT_S / max(largest(world, warm_s), 1e-9))
     world.barrier()
     passes = [play() for _ in range(min(REPEATS, max(1, repeats)))]
-    forward_s, backward_s = (statistics.median(column) for column in zip(*passes, strict=True))
-    return mean(world, [forward_s, backward_s])
+    turns = (
+        max(1.0, world.n_local / world.accelerator.count()) if world.accelerator.on_host else 1.0
+    )
+    return mean(world, [usual(world, column) * turns for column in zip(*passes, strict=True)])
 
 
 def _fits(world: World, need_bytes: int) -> bool:

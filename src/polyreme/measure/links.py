@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from ..profile.record import Collective, CollectiveTimes
-from .agree import largest, median_s
+from .agree import largest, usual_s
 
 if TYPE_CHECKING:
     from ..runtime.mesh import World
@@ -85,11 +85,11 @@ def measure_overlap(world: World) -> float:
 
         return work
 
-    comm_s = median_s(world, reduce)
-    one_s = median_s(world, multiply(1))
+    comm_s = usual_s(world, reduce)
+    one_s = usual_s(world, multiply(1))
     times = max(1, min(1000, round(2 * comm_s / max(one_s, 1e-9))))
-    compute_s = median_s(world, multiply(times))
-    both_s = median_s(world, both(times))
+    compute_s = usual_s(world, multiply(times))
+    both_s = usual_s(world, both(times))
     return min(1.0, max(0.0, (comm_s + compute_s - both_s) / comm_s))
 
 
@@ -101,7 +101,7 @@ def _measure_op(
     start_s = time.perf_counter()
     for size in SIZES:
         whole_bytes = size - size % (4 * n_devices)
-        points[whole_bytes] = median_s(world, _call(op, world, group, n_devices, whole_bytes))
+        points[whole_bytes] = usual_s(world, _call(op, world, group, n_devices, whole_bytes))
         spent_s = largest(world, time.perf_counter() - start_s)
         room = world.accelerator.free_bytes() * MEMORY_SHARE
         sharing = world.n_local if world.accelerator.on_host else 1

@@ -15,7 +15,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
@@ -159,14 +159,6 @@ def launch(
     """`Launcher.run` once."""
     with Launcher() as launcher:
         return launcher.run(entry, args, n_processes=n_processes, attempt=attempt, logs=logs)
-
-
-def joined(environment: Mapping[str, str]) -> bool:
-    """Whether torchrun, or Slurm's srun with several tasks, started this process as a rank.
-
-    A shell inside a Slurm allocation is no rank, though it has a task number too.
-    """
-    return "RANK" in environment or int(environment.get("SLURM_STEP_NUM_TASKS", 1)) > 1
 
 
 def _variables(rank: int, n_processes: int, port: int, attempt: int) -> dict[str, str]:

@@ -80,21 +80,26 @@ def read_place(environment: Mapping[str, str] | None = None) -> Place:
 
     Raises RunError if the environment names a rank but not the number of processes.
 
-    >>> read_place({"SLURM_PROCID": "3", "SLURM_NTASKS": "4", "SLURM_LOCALID": "1"}).n_ranks
+    >>> read_place({"SLURM_PROCID": "3", "SLURM_STEP_NUM_TASKS": "4"}).n_ranks
     4
     """
     environment = os.environ if environment is None else environment
     if "RANK" in environment:
         names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
-    elif "SLURM_PROCID" in environment and int(environment.get("SLURM_NTASKS", "1")) > 1:
-        names = ("SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID", "SLURM_NTASKS_PER_NODE")
+    elif int(environment.get("SLURM_STEP_NUM_TASKS", "1")) > 1:  # srun; sbatch's shell has none
+        names = (
+            "SLURM_PROCID",
+            "SLURM_STEP_NUM_TASKS",
+            "SLURM_LOCALID",
+            "SLURM_STEP_TASKS_PER_NODE",
+        )
     else:
         return Place()
     if names[1] not in environment:
         raise RunError(f"{names[0]} is set but {names[1]} is not: how many processes are there?")
     rank, n_ranks = int(environment[names[0]]), int(environment[names[1]])
     local_rank = int(environment.get(names[2], rank))
-    n_local = int(environment.get(names[3], n_ranks))
+    n_local = int(environment.get(names[3], str(n_ranks)).partition("(")[0])  # Slurm: "4(x2)"
     if not 0 <= rank < n_ranks:
         raise RunError(f"{names[0]} {rank} is not below {names[1]} {n_ranks}")
     return Place(rank=rank, n_ranks=n_ranks, local_rank=local_rank, n_local=n_local)
