@@ -123,7 +123,8 @@ def _reason(candidate: Candidate, best_s: float) -> str:
         )
     if f"{step_s:.12g}" == f"{best_s:.12g}":
         return f"as fast ({show_seconds(step_s)}), but less simple"
-    return f"slower: {show_seconds(step_s)} against {show_seconds(best_s)}"
+    share = step_s / best_s - 1
+    return f"slower: {show_seconds(step_s)} against {show_seconds(best_s)} (+{100 * share:.2g} %)"
 
 
 def _infeasible(best: Candidate, problem: Problem, fitting: Fitting) -> Infeasible:
