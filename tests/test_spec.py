@@ -212,8 +212,13 @@ def test_the_name_of_a_kind_alone_is_answered_with_its_table(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("name", ["llama-7b", "vit-base"])
-def test_a_preset_needs_no_kind(tmp_path: Path, name: str) -> None:
-    found = _accepted(tmp_path, f"model={{preset='{name}'}}")
+def test_a_preset_needs_no_kind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "one-class").mkdir()
+    data = ["data={kind='images', path='.', size=224}"]
+    if name == "llama-7b":
+        data = ["data={kind='python_source'}", "train.seq_len=8"]
+    found = _accepted(tmp_path, f"model={{preset='{name}'}}", *data)
     assert found.model == Preset(preset=name)
     assert "kind" not in spec.dump(found).split("[model]")[1].split("[")[0]
 
@@ -297,7 +302,7 @@ def test_steps_or_epochs_must_be_given(tmp_path: Path) -> None:
 
 
 def test_text_needs_a_sequence_length(tmp_path: Path) -> None:
-    text = SMALL.replace("digits", "python_source")
+    text = SMALL.replace("digits", "python_source").replace("resnet20", "char_lstm")
     assert set(_refused(tmp_path, text=text)) == {"train.seq_len"}
     wrong = _refused(tmp_path, "train.seq_len=8", "report.target=test_accuracy=0.5", text=text)
     assert set(wrong) == {"report.target"}
@@ -339,7 +344,8 @@ def test_a_dumped_spec_loads_back_equal(tmp_path: Path, name: str) -> None:
 def test_strange_values_survive_dump(tmp_path: Path) -> None:
     strange = 'a"b\\c\n\x7f\té☃'
     small = {"model": {"preset": "llama-7b", "config": {strange: [1, 0.1, {"x": strange}]}}}
-    small |= {"data": {"kind": "digits"}, "train": {"steps": 1, "clip_norm": 5e-324}}
+    small |= {"data": {"kind": "python_source"}}
+    small |= {"train": {"steps": 1, "seq_len": 8, "clip_norm": 5e-324}}
     found = spec.parse(small | {"report": {"reference": strange}})
     assert spec.load(_small(tmp_path, spec.dump(found))) == found
 

@@ -220,6 +220,14 @@ def test_a_tokenizer_that_cannot_be_read_says_nothing_yet(tmp_path: Path, conten
     assert vocabulary(str(tmp_path / "none.json")) is None
 
 
+def test_data_of_the_wrong_form_make_no_seq_len_wrong() -> None:
+    document = _document(_transformers("llama"), SOURCE) | {"data": DIGITS}
+    assert set(_refused(document)) == {"data.kind"}
+    spec.parse(document | {"data": SOURCE})
+    document = _document({"kind": "resnet20"}, DIGITS) | {"data": SOURCE}
+    assert set(_refused(document)) == {"data.kind"}
+
+
 def test_a_target_needs_something_held_out() -> None:
     document = _document({"kind": "char_lstm"}, {**SOURCE, "heldout": 0})
     spec.parse(document)

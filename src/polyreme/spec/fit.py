@@ -23,7 +23,7 @@ def form(spec: Spec) -> Iterator[Violation]:
     if kinds:
         rule = f"gives {gives.form}, and the model reads {wanted}"
         legal = ", ".join(map(literal, kinds))
-        yield _violation("data.kind", _tag(type(spec.data)), rule, legal)
+        yield _violation("data.kind", _tag(spec.data.__class__), rule, legal)
         return
     rule = f"reads {wanted}, and no kind of data gives that"
     if isinstance(spec.model, Preset):
@@ -78,7 +78,7 @@ def _unreadable(model: Any, given: Form, rule: str) -> Iterator[Violation]:
     """A transformers model whose task no data are for: another task, or else another type."""
 
     def reading(model_type: str) -> list[str]:
-        kind = type(model)
+        kind = model.__class__
         tasks = TASKS[model_type]
         return [t for t in tasks if given in kind(model_type=model_type, task=t).reads.forms]
 

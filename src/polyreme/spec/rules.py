@@ -20,19 +20,20 @@ _SPACE = ("replica", "shard", "tp", "cp", "pp")
 def impossible(spec: Spec, n_devices: int | None) -> list[Violation]:
     """Every combination of a spec that cannot run, on so many devices if they are known."""
     rules: tuple[Callable[[], Iterator[Violation]], ...] = (
-        partial(_sequence, spec),
         partial(_batch, spec),
         partial(_metric, spec),
         partial(_heldout, spec),
         partial(_reference, spec),
         partial(_trackers, spec),
-        partial(fit.form, spec),
         partial(fit.classes, spec),
         partial(fit.positions, spec),
         partial(fit.pixels, spec),
         partial(_devices, spec, n_devices),
     )
-    return [violation for rule in rules for violation in checked(rule, "spec")]
+    # Where the data are of the wrong form, a length of sequences may yet be right.
+    apart = checked(partial(fit.form, spec), "spec")
+    found = apart or checked(partial(_sequence, spec), "spec")
+    return [*found, *(violation for rule in rules for violation in checked(rule, "spec"))]
 
 
 def _sequence(spec: Spec) -> Iterator[Violation]:
