@@ -261,6 +261,7 @@ def show_table(table: Table, console: Console) -> None:
 
 def _rich_factors(run: Run) -> RenderableType:
     from rich.table import Table as RichTable
+    from rich.text import Text
 
     parts = factors(run)
     w = product(parts)
@@ -269,7 +270,7 @@ def _rich_factors(run: Run) -> RenderableType:
     grid.add_column(justify="right", style="bold")
     grid.add_row("W", factor(w), style="cyan")
     for index, part in enumerate(parts if w is not None else ()):
-        basis = f"[yellow]{part.basis}[/]" if part.assumed else f"[dim]{part.basis}[/]"
+        basis = Text(part.basis, style="yellow" if part.assumed else "dim")
         grid.add_row("x" if index else "=", factor(part.value), part.name, basis)
     return grid
 
