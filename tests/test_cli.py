@@ -1,0 +1,262 @@
+"""The commands: what they print, write and exit with is a contract with outside readers."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+import safetensors
+
+from polyreme import runlog, spec
+from polyreme.plan import store as plans
+
+SPEC = """
+[model]
+kind = "mlp"
+hidden = [32]
+
+[data]
+kind = "digits"
+
+[train]
+steps = 12
+global_batch = 64
+eval_every = 6
+checkpoint_every = 6
+clip_norm = 1.0
+
+[cluster]
+cpu_processes = 2
+
+[data_parallel]
+rule = { kind = "SGD", lr = 0.1, momentum = 0.9 }
+"""
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("home")
+    (folder / "spec.toml").write_text(SPEC)
+    return folder
+
+
+def environment(home: Path) -> dict[str, str]:
+    return {
+        "PATH": os.environ["PATH"],
+        "HOME": str(home),
+        "OMP_NUM_THREADS": "1",
+        "COLUMNS": "100",
+    }
+
+
+def polyreme(home: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "polyreme", *arguments],
+        cwd=home,
+        env=environment(home),
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
+
+
+@pytest.fixture(scope="module")
+def run(home: Path) -> Path:
+    done = polyreme(home, "train", "spec.toml", "--json")
+    assert done.returncode == 0, done.stderr
+    printed = json.loads(done.stdout)
+    assert printed["status"] == "done"
+    return home / "runs" / "spec"
+
+
+def test_a_run_folder_holds_what_readers_expect(run: Path) -> None:
+    names = {path.name for path in run.iterdir()}
+    assert names >= {
+        "spec.toml",
+        "profile.json",
+        "plan.json",
+        "log.jsonl",
+        "summary.json",
+        "report.html",
+        "checkpoints",
+        "final.safetensors",
+    }
+    newest = (run / "checkpoints" / "latest").read_text()
+    assert newest == "step-12"
+    assert (run / "checkpoints" / newest).is_dir()
+    assert spec.load(run / "spec.toml").train.steps == 12
+    assert plans.load(run / "plan.json").global_batch == 64
+    with safetensors.safe_open(run / "final.safetensors", "np") as final:
+        assert sum(final.get_tensor(name).size for name in final.keys())  # noqa: SIM118 > 3 * 32 * 32 * 32
+
+
+def test_a_log_has_every_step_and_evaluation(run: Path) -> None:
+    events = list(runlog.read(run / "log.jsonl"))
+    steps = [event for event in events if isinstance(event, runlog.StepEvent)]
+    assert [event.step for event in steps] == list(range(1, 13))
+    for event in steps:
+        total_s = event.compute_s + event.comm_s + event.wait_s
+        assert total_s == pytest.approx(event.step_s, rel=1e-6)
+        assert event.samples == 64
+    assert [e.step for e in events if isinstance(e, runlog.EvalEvent)] == [6, 12]
+    assert [e.step for e in events if isinstance(e, runlog.CheckpointEvent)] == [6, 12]
+
+
+def test_a_summary_says_what_w_is_made_of(run: Path) -> None:
+    summary = json.loads((run / "summary.json").read_text())
+    expected = {field.name for field in msgspec.structs.fields(runlog.Summary)}
+    assert set(summary) == expected
+    assert summary["steps"] == 12
+    assert summary["mfu"] is None  # the peak of this processor is not known
+    product = summary["utilisation"] * summary["effectiveness"] * summary["goodput"]
+    assert summary["w"] == pytest.approx(product)
+    assert set(summary["basis"]) == {"utilisation", "effectiveness", "goodput"}
+    assert summary["basis"]["effectiveness"] == "assumed"
+    assert 0 <= summary["metrics"]["test_accuracy"] <= 1
+    assert summary["devices"] == 2
+
+
+def test_resuming_goes_on_where_the_run_ended(home: Path, run: Path) -> None:
+    done = polyreme(
+        home, "train", "spec.toml", "--json", "--resume", "auto", "--set", "train.steps=15"
+    )
+    assert done.returncode == 0, done.stderr
+    events = list(runlog.read(run / "log.jsonl"))
+    again = [e for e in events if isinstance(e, runlog.StepEvent) and e.attempt == 1]
+    assert [event.step for event in again] == [13, 14, 15]
+    restart = next(event for event in events if isinstance(event, runlog.RestartEvent))
+    assert (restart.step, restart.devices) == (12, 2)
+
+
+def test_a_new_run_never_overwrites_an_old_one(home: Path, run: Path) -> None:
+    old = (run / "log.jsonl").read_bytes()
+    done = polyreme(home, "train", "spec.toml", "--set", "train.steps=2", "--devices", "1")
+    assert done.returncode == 0, done.stderr
+    assert "is kept as" in done.stderr
+    kept = [path for path in run.parent.iterdir() if path != run]
+    assert [(path / "log.jsonl").read_bytes() for path in kept] == [old]
+
+
+def test_one_page_compares_runs(home: Path, run: Path) -> None:
+    kept = [path for path in run.parent.iterdir() if path != run]
+    done = polyreme(home, "report", str(run), *map(str, kept), "--out", "both.html", "--json")
+    assert done.returncode == 0, done.stderr
+    assert len(json.loads(done.stdout)["runs"]) == 1 + len(kept)
+    assert (home / "both.html").stat().st_size > 0
+
+
+def test_a_given_plan_is_the_plan_that_runs(home: Path) -> None:
+    planned = polyreme(
+        home, "plan", "spec.toml", "--fix", "shard=2", "--set", 'parallel.level="params"',
+        "--out", "plan.json", "--json",
+    )  # fmt: skip
+    assert planned.returncode == 0, planned.stderr
+    printed = json.loads(planned.stdout)
+    assert printed["top"][0]["plan"]["layer_plans"] == printed["layer_plans"]
+    assert {"solver", "objective_s", "bound_s", "proved", "candidates", "rejected"} <= set(
+        printed["search"]
+    )
+    done = polyreme(home, "train", "spec.toml", "--plan", "plan.json", "--out", "sharded")
+    assert done.returncode == 0, done.stderr
+    ran = plans.load(home / "sharded" / "plan.json")
+    assert {layer.level for layer in ran.layer_plans.values()} == {"params"}
+
+
+def test_a_stale_plan_is_refused(home: Path) -> None:
+    if not (home / "plan.json").exists():
+        pytest.skip("the plan is made by the test before")
+    done = polyreme(
+        home, "train", "spec.toml", "--plan", "plan.json", "--set", "train.global_batch=32",
+        "--json", "--out", "stale",
+    )  # fmt: skip
+    assert done.returncode == 2
+    assert "made for another" in json.loads(done.stdout)["errors"][0]["rule"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "path"),
+    [
+        (("check", "absent.toml"), "absent.toml"),
+        (("check", "spec.toml", "--set", "train.stepz=1"), "train.stepz"),
+        (("train", "spec.toml", "--set", "data_parallel.rule={kind='SDG'}"), "data_parallel.rule"),
+        (("plan", "spec.toml", "--cluster", "preset:4xH1000"), "--cluster"),
+        (("plan", "spec.toml", "--fix", "tp"), "--fix"),
+        (("report", "nowhere"), "run"),
+        (("train", "spec.toml", "--resume", "nowhere"), ""),
+        (("train",), "command line"),
+        (("fly", "spec.toml"), "command line"),
+    ],
+)
+def test_what_is_wrong_is_said_as_json(home: Path, arguments: tuple[str, ...], path: str) -> None:
+    done = polyreme(home, *arguments, "--json")
+    assert done.returncode == 2, done.stderr
+    errors = json.loads(done.stdout)["errors"]
+    assert all(set(error) == {"path", "value", "rule", "legal"} for error in errors)
+    assert path in errors[0]["path"]
+    assert "Traceback" not in done.stderr
+
+
+def test_a_plan_that_cannot_fit_exits_3_and_says_what_would(home: Path) -> None:
+    (home / "large.toml").write_text(
+        '[model]\npreset = "llama3-70b"\n[data]\nkind = "python_source"\n'
+        "[train]\nsteps = 10\nglobal_batch = 8\nseq_len = 4096\n"
+    )
+    done = polyreme(home, "plan", "large.toml", "--cluster", "preset:1xH100", "--assume", "--json")
+    assert done.returncode == 3, done.stderr
+    found: dict[str, Any] = json.loads(done.stdout)["infeasible"]
+    assert sum(found["need_bytes"].values()) > found["have_bytes"]
+    assert found["layer"]
+    assert found["ways_out"]
+
+
+def test_an_interrupted_run_leaves_a_checkpoint_and_exits_130(home: Path) -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-m", "polyreme", "train", "spec.toml", "--set", "train.steps=100000",
+         "--set", "train.eval_every=100000", "--set", "train.checkpoint_every=100000",
+         "--out", "stopped"],
+        cwd=home, env=environment(home), stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    log = home / "stopped" / "log.jsonl"
+    deadline = time.monotonic() + 120
+    while time.monotonic() < deadline and not (log.exists() and log.stat().st_size > 0):
+        time.sleep(0.1)
+    process.send_signal(signal.SIGTERM)
+    _, said = process.communicate(timeout=120)
+    assert process.returncode == 130, said
+    summary = json.loads((home / "stopped" / "summary.json").read_text())
+    assert summary["status"] == "interrupted"
+    assert (home / "stopped" / "checkpoints" / "latest").read_text() == f"step-{summary['steps']}"
+    assert (home / "stopped" / "report.html").exists()
+
+
+def test_two_agents_of_torchrun_train_one_run(home: Path) -> None:
+    with socket.socket() as picked:
+        picked.bind(("127.0.0.1", 0))
+        port = picked.getsockname()[1]
+    agents = [
+        subprocess.Popen(
+            [sys.executable, "-m", "torch.distributed.run", "--nnodes", "2", "--nproc-per-node",
+             "1", "--node-rank", str(node), "--rdzv-backend", "c10d", "--rdzv-id", "test",
+             "--rdzv-endpoint", f"127.0.0.1:{port}", "--local-addr", "127.0.0.1",
+             "-m", "polyreme", "train", "spec.toml", "--out", "agents", "--json"],
+            cwd=home, env=environment(home), stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+            text=True,
+        )
+        for node in range(2)
+    ]  # fmt: skip
+    said = [agent.communicate(timeout=240) for agent in agents]
+    assert [agent.returncode for agent in agents] == [0, 0], said
+    summary = json.loads((home / "agents" / "summary.json").read_text())
+    assert (summary["status"], summary["devices"], summary["steps"]) == ("done", 2, 12)
+    printed = [out for out, _ in said if out.strip()]
+    assert [json.loads(out)["status"] for out in printed if out.strip() != "null"] == ["done"]
