@@ -25,7 +25,8 @@ _PRELOAD = [
     "torch.distributed.checkpoint",
     "torch.distributed.tensor",
     "torch.utils.checkpoint",
-    "polyreme.runtime.mesh",
+    "torch._dynamo",
+    "polyreme.runtime.loop",
 ]
 _GRACE_S = 5.0
 

@@ -136,10 +136,10 @@ def test_a_model_that_does_not_fit_the_data_is_refused(model, sample, says):
 @pytest.mark.parametrize(
     ("fields", "says"),
     [
-        ({"kind": "preset", "preset": "lama"}, "is not a preset. Legal: llama-7b, llama-13b"),
+        ({"kind": "preset", "preset": "lama"}, 'is not a preset. Legal: "llama-7b", "llama3-8b"'),
         ({"kind": "path", "path": "/nowhere"}, "has no config.json"),
-        ({"kind": "transformers", "model_type": "lama"}, "Legal: llama, qwen2"),
-        ({"kind": "transformers", "model_type": "t5", "task": "causal_lm"}, "Legal: seq2seq_lm"),
+        ({"kind": "transformers", "model_type": "lama"}, 'Legal: "llama", "qwen2"'),
+        ({"kind": "transformers", "model_type": "t5", "task": "causal_lm"}, 'Legal: "seq2seq_lm"'),
     ],
 )
 def test_options_check_without_torch(fields, says):

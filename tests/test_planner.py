@@ -7,6 +7,7 @@ import pytest
 
 from planner_toy import MS, cluster, profile, toy, workload
 from polyreme.errors import ConfigError, Infeasible
+from polyreme.graph.layer import LayerGraph
 from polyreme.plan.check import check
 from polyreme.plan.explain import HEADER, lost, rows, summary, text
 from polyreme.plan.ir import MEMORY_CAUSES, LayerPlan, Plan
@@ -146,6 +147,19 @@ def test_activations_follow_microbatch_and_recomputation():
     assert activations(microbatches=1, recompute=True) == (4 * 100 + 1000) * 12
 
 
+def test_the_peak_is_the_loss_or_the_backward_pass():
+    """Logits of 21 elements a sample; what is recomputed comes when the loss is over."""
+    memory = Memory(GRAPH, workload())
+
+    def causes(saved_bytes: int) -> tuple[int, int]:
+        found = memory.causes(_draft(recompute=True), profile(saved_bytes=saved_bytes), 0)
+        return found["activations"], found["logits"]
+
+    in_loss, in_backward = 21 * (4 + 3 * 4) * 12, 21 * 2 * 4 * 12
+    assert causes(100) == (4 * 10 * 12, in_loss)
+    assert causes(1000) == ((4 * 100 + 1000) * 12, in_backward)
+
+
 def test_the_tightest_device_is_of_the_smallest_type():
     small = cluster(2, 2)
     kinds = {
@@ -171,6 +185,31 @@ def test_only_what_the_user_left_open_is_offered():
     strategy = drafts[0].strategies["embed"]
     assert strategy == Strategy(replica=1, shard=3, level="grads", recompute=True)
     assert (drafts[0].microbatches, drafts[0].microbatch) == (2, 2)
+
+
+def test_a_layer_with_batch_statistics_sees_all_samples_of_a_rank_once():
+    """Smaller microbatches or a second forward pass would change what BatchNorm computes."""
+    first, *rest = GRAPH.layers
+    normed = LayerGraph(
+        name="normed",
+        layers=(replace(first, batch_statistics=True), *rest),
+        inputs=GRAPH.inputs,
+        output=GRAPH.output,
+        builder=GRAPH,
+    )
+    drafts = list(offer(normed, cluster(2), workload(), Parallel(recompute="all")).drafts())
+    assert {draft.microbatches for draft in drafts} == {1}
+    for draft in drafts:
+        recomputed = {name for name, how in draft.strategies.items() if how.recompute}
+        assert recomputed == {layer.name for layer in rest}
+    fixed = offer(normed, cluster(2), workload(), Parallel(microbatch=2))
+    assert {draft.microbatch for draft in fixed.drafts()} == {2}
+    plan = write_plan(next(iter(drafts)), workload())
+    again = replace(plan.layer_plans[first.name], recompute=True)
+    wrong = replace(plan, layer_plans={**plan.layer_plans, first.name: again})
+    assert [v.path for v in check(wrong, normed, cluster(2))] == [
+        f"plan.layer_plans.{first.name}.recompute"
+    ]
 
 
 def test_degrees_need_not_be_powers_of_two_and_devices_may_stay_unused():

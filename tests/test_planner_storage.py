@@ -64,7 +64,7 @@ def measure(world, cases) -> list[tuple[int, int, int]]:
             total.backward()
         applied.buckets.finish()
         parameters = [*applied.masters.values(), *(slot.tensor for slot in applied.parameters)]
-        gradients = [*applied.buckets.flats, *(p.master.grad for p in applied.trainable)]
+        gradients = [*applied.buckets.grads, *(p.master.grad for p in applied.trainable)]
         for optimizer in driver.optimizers:
             optimizer.step()
         states = [

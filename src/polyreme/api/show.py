@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from ..plan.ir import Plan
     from ..profile.record import Profile
 
-_MOST_REJECTED = 12
+_MOST_LOST = 12
 
 
 def show_run(folder: Path, console: Console) -> None:
@@ -25,43 +25,10 @@ def show_run(folder: Path, console: Console) -> None:
 
 
 def show_plans(plans: Sequence[Plan], console: Console) -> None:
-    """The best plans with their times and memory, and why the others lost."""
-    from rich.table import Table
+    """The best plans with their times and memory by cause, and why the nearest others lost."""
+    from ..plan.explain import text
 
-    from ..plan.describe import describe
-    from ..units import show_bytes, show_seconds
-
-    table = Table(title="best plans", title_justify="left")
-    for head in ("plan", "step", "exposed comm", "peak memory", "most of it"):
-        table.add_column(head)
-    for plan in plans:
-        estimate = plan.estimate
-        if estimate is None:
-            continue
-        peak = estimate.peak_bytes
-        cause = max(peak, key=lambda name: peak[name])
-        table.add_row(
-            describe(plan),
-            show_seconds(estimate.step_s),
-            show_seconds(estimate.exposed_comm_s),
-            show_bytes(sum(peak.values())),
-            f"{cause} {show_bytes(peak[cause])}",
-        )
-    console.print(table)
-    search = plans[0].search
-    if search is None:
-        return
-    bound = "proved best of its space" if search.proved else "not proved"
-    console.print(
-        f"{search.candidates} candidates by {search.solver} in {show_seconds(search.search_s)}; "
-        f"{bound}" + ("; costs are assumed, not measured" if plans[0].assumed else "")
-    )
-    if search.unused_devices:
-        console.print(f"unused devices: {len(search.unused_devices)}")
-    for lost in search.rejected[:_MOST_REJECTED]:
-        console.print(f"  {lost.plan}: {lost.reason}")
-    if len(search.rejected) > _MOST_REJECTED:
-        console.print(f"  and {len(search.rejected) - _MOST_REJECTED} more (--json has all)")
+    console.print(text(plans, most_lost=_MOST_LOST), soft_wrap=True)
 
 
 def show_profile(profile: Profile, console: Console) -> None:

@@ -26,7 +26,9 @@ class Layer(msgspec.Struct, frozen=True, kw_only=True):
     model's library, so files interchange). `param_count` counts trainable and frozen parameters
     once, tied copies excluded. `flops` is the forward pass of one sample, counted from the real
     operators (2 per multiply-add). `splits` gives the largest legal degree by axis. `ties` lists
-    whole-model names that this layer shares with an earlier layer, which owns them.
+    whole-model names that this layer shares with an earlier layer, which owns them. A layer with
+    `batch_statistics` (BatchNorm) normalises over its microbatch: a smaller one changes what is
+    computed, and a second forward pass moves its running statistics again.
     """
 
     name: str
@@ -38,6 +40,7 @@ class Layer(msgspec.Struct, frozen=True, kw_only=True):
     flops: float
     splits: Mapping[str, int] = {}
     ties: tuple[str, ...] = ()
+    batch_statistics: bool = False
 
 
 class Builder(Protocol):

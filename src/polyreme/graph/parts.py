@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 
 import torch
 from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm as BatchNorm
 
 from ..sample import SampleSpec, TensorSpec
 from .flops import counted
@@ -169,13 +170,15 @@ class _Played:
     flops: float
     sizes: Mapping[str, int]  # parameters and persistent buffers by local name
     buffers: frozenset[str]
+    batch_statistics: bool
 
 
 def _play(module: nn.Module, arguments: Sequence[torch.Tensor]) -> _Played:
     out, flops = counted(module, arguments)
     buffers = {name for name, _ in module.named_buffers(remove_duplicate=False)}
     sizes = {name: tensor.numel() for name, tensor in module.state_dict().items()}
-    return _Played(out, flops, sizes, frozenset(buffers))
+    normed = any(isinstance(part, BatchNorm) for part in module.modules())
+    return _Played(out, flops, sizes, frozenset(buffers), normed)
 
 
 def _layer(
@@ -200,6 +203,7 @@ def _layer(
         flops=kind.flops,
         splits=part.splits,
         ties=ties,
+        batch_statistics=kind.batch_statistics,
     )
     return layer, owned | set(sizes)
 

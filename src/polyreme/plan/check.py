@@ -33,6 +33,7 @@ def check(
     layers = [*_layers(plan, graph), *_dependencies(plan, graph)]
     placed = list(_devices(plan, cluster))
     found = [*stale, *layers, *placed, *_batch(plan), *_unsupported(plan)]
+    found += _twice(plan, graph)
     if not layers and not placed:
         found += [*order_violations(plan), *_ties(plan, graph), *_memory(plan, cluster)]
     return found
@@ -45,6 +46,15 @@ def _stale(
     if names := stale_inputs(plan.inputs_hash, now):
         rule = f"was made for another {' and '.join(names)}"
         yield _wrong("inputs_hash", plan.inputs_hash, rule, "a plan made anew for these inputs")
+
+
+def _twice(plan: Plan, graph: LayerGraph) -> Iterator[Violation]:
+    """No second forward pass where one moves running statistics."""
+    for layer in graph.layers:
+        planned = plan.layer_plans.get(layer.name)
+        if layer.batch_statistics and planned is not None and planned.recompute:
+            rule = "would move the running statistics of its normalisation twice"
+            yield _wrong(f"layer_plans.{layer.name}.recompute", True, rule, "false")
 
 
 def _layers(plan: Plan, graph: LayerGraph) -> Iterator[Violation]:

@@ -29,9 +29,14 @@ ALL_COUNTS_UP_TO = 8  # devices; beyond, only counts that divide the number of d
 
 
 class Space(msgspec.Struct, frozen=True, kw_only=True):
-    """Strategies that are offered to every layer and how a step may be played."""
+    """Strategies that are offered to every layer and how a step may be played.
+
+    Layers of `normed` take statistics over their microbatch: they are never run a second time,
+    and unless the user fixes the microbatch it is as large as it can be.
+    """
 
     layers: tuple[str, ...]
+    normed: frozenset[str] = frozenset()
     strategies: tuple[Strategy, ...]
     n_devices: int
     workload: Workload
@@ -51,7 +56,9 @@ class Space(msgspec.Struct, frozen=True, kw_only=True):
             count = math.ceil(samples / self.microbatch)
             met = math.ceil(samples / count) == self.microbatch and count <= fewest
             return (count,) if met else ()
-        sizes = [samples, *(2**power for power in range(samples.bit_length()))]
+        sizes = [samples]
+        if not self.normed:
+            sizes += [2**power for power in range(samples.bit_length())]
         counts = {math.ceil(samples / size) for size in sizes if size <= samples}
         return tuple(sorted(count for count in counts if count <= fewest))
 
@@ -59,8 +66,11 @@ class Space(msgspec.Struct, frozen=True, kw_only=True):
         """Drafts in which all layers run alike, the simplest first."""
         for strategy in self.strategies:
             for microbatches in self.microbatches(strategy.n_devices):
+                once = msgspec.structs.replace(strategy, recompute=False)
                 yield Draft(
-                    strategies=dict.fromkeys(self.layers, strategy),
+                    strategies={
+                        name: once if name in self.normed else strategy for name in self.layers
+                    },
                     microbatches=microbatches,
                     global_batch=self.workload.global_batch,
                     bucket_bytes=self.bucket_bytes,
@@ -103,6 +113,7 @@ def offer(graph: LayerGraph, cluster: Cluster, workload: Workload, parallel: Par
         raise ConfigError(violations)
     space = Space(
         layers=tuple(layer.name for layer in graph.layers),
+        normed=frozenset(layer.name for layer in graph.layers if layer.batch_statistics),
         strategies=_strategies(graph, cluster, workload, parallel),
         n_devices=cluster.n_devices,
         workload=workload,

@@ -139,12 +139,22 @@ class Memory:
         return Storage(parameters=parameters, gradients=gradients, optimizer=optimizer)
 
     def causes(self, draft: Draft, profile: Profile, shard_index: int) -> dict[str, int]:
-        """Peak bytes by cause of the devices at an index of the shard axis."""
+        """Peak bytes by cause of the devices at an index of the shard axis.
+
+        The peak is in the last layer's loss or in the backward pass of a layer, whichever takes
+        more; the bytes are those of that moment.
+        """
         groups = self.classes.groups(draft)
         held = self._storage(groups, shard_index)
-        activations = self._activation_bytes(groups, profile) * draft.microbatch
-        logits = self._logits_bytes() * draft.microbatch
-        buffers = self._moving_bytes(groups, draft.microbatches) + self._buffer_bytes
+        kept, again = self._activation_bytes(groups, profile)
+        logits, gradient = self._logits_bytes()
+        waiting, moving = self._moving_bytes(groups, draft.microbatches)
+        size = draft.microbatch
+        activations, logits, buffers = max(
+            (kept * size, logits * size, waiting + self._buffer_bytes),
+            ((kept + again) * size, gradient * size, moving + self._buffer_bytes),
+            key=sum,
+        )
         return {
             "parameters": held.parameters,
             "gradients": held.gradients,
@@ -165,8 +175,8 @@ class Memory:
         states = held.parameters + held.gradients + held.optimizer
         return states + saved * draft.microbatch
 
-    def _activation_bytes(self, groups: Groups, profile: Profile) -> int:
-        """Saved tensors of all layers and of the one that is being recomputed, a sample."""
+    def _activation_bytes(self, groups: Groups, profile: Profile) -> tuple[int, int]:
+        """Saved tensors of all layers, and of the one that is being recomputed; a sample."""
         kept = again = 0
         for index, strategy, count in groups.layers:
             times = profile.layers[self.classes.layers[index].kind]
@@ -175,46 +185,49 @@ class Memory:
                 again = max(again, times.saved_bytes_per_sample)
             else:
                 kept += times.saved_bytes_per_sample * count
-        return kept + again
+        return kept, again
 
-    def _logits_bytes(self) -> int:
-        """Of a sample: logits, and what the loss makes of them.
+    def _logits_bytes(self) -> tuple[int, int]:
+        """In the loss, and in the layers' backward pass; a sample.
 
-        These are log-probabilities and two gradients, all in the master's width.
+        In the loss: logits, log-probabilities and two gradients, the latter in the master's
+        width. Afterwards: logits and their gradient.
         """
         name, _, output = self.graph.output.rpartition(".")
         elements = math.prod(self.graph.layer(name).outputs[output].shape)
-        return elements * (self.widths.compute + 3 * self.widths.master)
-
-    def _moving_bytes(self, groups: Groups, microbatches: int) -> int:
-        """Gathered parameters, and gradients that are not yet reduced or added."""
         wide = self.widths
-        kept = accumulated = fresh = reducing = largest = 0
+        return elements * (wide.compute + 3 * wide.master), elements * 2 * wide.compute
+
+    def _moving_bytes(self, groups: Groups, microbatches: int) -> tuple[int, int]:
+        """Gathered parameters and gradients not yet reduced or added: in the loss, and in backward.
+
+        In the backward pass two neighbours are gathered, one more is on its way, and one reduced.
+        """
+        wide = self.widths
+        kept = reducing = largest = 0
         passing: dict[tuple[int, Strategy], int] = {}
         for index, strategy, count in groups.units:
             unit = self.unit(index, strategy.parts)
-            fresh = max(fresh, unit.largest * wide.compute)
+            reducing = max(reducing, unit.largest * wide.compute)
             if strategy.parts == 1:
                 continue
             gathered = unit.gathered * wide.compute
             largest = max(largest, gathered)
-            shard = unit.reduced // unit.parts
-            reducing = max(
-                reducing, unit.trained * wide.compute + (unit.reduced + shard) * wide.master
-            )
+            both_ends = unit.reduced + unit.reduced // unit.parts
+            reducing = max(reducing, unit.trained * wide.compute + both_ends * wide.master)
             if strategy.level == "params":
                 passing[index, strategy] = gathered
             else:
                 kept += gathered * count
             if strategy.level == "optimizer" and microbatches > 1:
-                accumulated += unit.trained * wide.master * count
+                kept += unit.trained * wide.master * count
+        tail = passing.get(groups.tail, 0)
         two_passing = max(
             (passing.get(first, 0) + passing.get(second, 0) for first, second in groups.neighbours),
-            default=max(passing.values(), default=0),
+            default=tail,
         )
-        if groups.spans:
-            kept += passing.get(groups.tail, 0)
-        return kept + two_passing + largest + accumulated + max(reducing, fresh)
+        spanning = tail if groups.spans else 0
+        return kept + tail, kept + spanning + two_passing + largest + reducing
 
     def _unit(self, index: int, parts: int) -> Unit:
         members = self.classes.units[index]
