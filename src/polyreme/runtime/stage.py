@@ -43,7 +43,7 @@ class Body(nn.Module):
     def __init__(self, module: nn.Module, *, recompute: bool) -> None:
         super().__init__()
         self.module = module
-        self._recompute = recompute
+        self.recompute = recompute
         self._before_first: list[Callable[[], None]] = []
 
     def call_before_first(self, function: Callable[[], None]) -> None:
@@ -54,7 +54,7 @@ class Body(nn.Module):
         """The layer's outputs."""
         while self._before_first:
             self._before_first.pop()()
-        if self._recompute and torch.is_grad_enabled():
+        if self.recompute and torch.is_grad_enabled():
             return checkpoint(self.module, *inputs, use_reentrant=False)
         return self.module(*inputs)
 

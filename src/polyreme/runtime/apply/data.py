@@ -283,6 +283,8 @@ class _Maker:
         module: Any = bodies[0]
         _sum_gradients(module)
         _reduce_unused(module)
+        if all(_only_looks_up(self.bodies[name], slots) for name in names):
+            module.set_unshard_in_backward(False)
         module.set_custom_all_gather(TimedAllGather(self.traffic))
         reduce_scatter = TimedReduceScatter(self.traffic)
         module.set_custom_reduce_scatter(reduce_scatter)
@@ -335,6 +337,12 @@ def _stays_wide(slot: Slot) -> bool:
     """
     owner = slot.places[0][0]
     return isinstance(owner, nn.modules.batchnorm._BatchNorm) or slot.tensor.dim() == 0
+
+
+def _only_looks_up(body: Body, slots: Iterable[Slot]) -> bool:
+    """Whether the backward pass of the layer reads no parameter: all are tables of embeddings."""
+    owners = [module for slot in slots for module, _ in slot.places]
+    return not body.recompute and all(isinstance(owner, nn.Embedding) for owner in owners)
 
 
 def _watch(parameter: Sharded) -> Callable[[], None]:
