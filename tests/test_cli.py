@@ -239,6 +239,22 @@ def test_an_interrupted_run_leaves_a_checkpoint_and_exits_130(home: Path) -> Non
     assert (home / "stopped" / "report.html").exists()
 
 
+def test_two_commands_never_write_one_folder(home: Path) -> None:
+    first = subprocess.Popen(
+        [sys.executable, "-m", "polyreme", "train", "spec.toml", "--out", "shared"],
+        cwd=home, env=environment(home), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline and not (home / ".shared.lock").exists():
+        time.sleep(0.02)
+    second = polyreme(home, "train", "spec.toml", "--out", "shared", "--json")
+    _, said = first.communicate(timeout=120)
+    assert first.returncode == 0, said
+    assert second.returncode == 2, second.stderr
+    assert "another command" in json.loads(second.stdout)["errors"][0]["rule"]
+    assert not (home / ".shared.lock").exists()
+
+
 def test_two_agents_of_torchrun_train_one_run(home: Path) -> None:
     with socket.socket() as picked:
         picked.bind(("127.0.0.1", 0))

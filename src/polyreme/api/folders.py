@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import fcntl
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from .. import spec as specs
@@ -14,6 +17,30 @@ from ..profile import store as profiles
 from ..profile.record import Profile
 
 LOG = "log.jsonl"
+
+
+@contextmanager
+def claimed(folder: Path) -> Iterator[None]:
+    """Keep other commands on this machine from writing the same run folder meanwhile.
+
+    Raises:
+        ConfigError: another one is at it, or the folder cannot be made.
+    """
+    refuse_file(folder)
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    mark = folder.parent / f".{folder.name}.lock"
+    with mark.open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            rule, legal = "is being written by another command", "another folder"
+            raise ConfigError(
+                [Violation(path="--out", value=str(folder), rule=rule, legal=legal)]
+            ) from None
+        try:
+            yield
+        finally:
+            mark.unlink(missing_ok=True)
 
 
 def make_way(folder: Path, resume: Path | None) -> None:

@@ -50,7 +50,7 @@ class Request:
     cluster: Cluster
     accelerator: Accelerator
     folder: Path
-    plan: Plan | Path | None = None
+    plan: Plan | None = None
     resume: Path | None = None
     progress: bool = False
     all_devices: bool = False
@@ -95,10 +95,9 @@ def n_devices(plan: Plan) -> int:
 
 
 def _plan(request: Request, problem: Problem, world: World) -> tuple[Profile | None, Plan]:
-    given = request.plan or problem.spec.parallel.plan
+    given = request.plan
     if given is not None:
-        where = given if isinstance(given, Plan) else Path(given)
-        plan = _on_first(world, lambda: steps.given_plan(problem, where))
+        plan = _on_first(world, lambda: steps.given_plan(problem, given))
         return _on_first(world, lambda: steps.kept_profile(problem)), plan
     profile = _on_first(world, lambda: steps.kept_profile(problem))
     if profile is None:

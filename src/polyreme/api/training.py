@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -36,11 +37,12 @@ def train(
 ) -> runlog.Summary | None:
     """See `api.train`."""
     start_s = time.time()
-    folders.refuse_file(folder)
-    given = plans.load(plan) if isinstance(plan, Path) else plan
+    named = plan or spec.parallel.plan
+    given = plans.load(Path(named)) if isinstance(named, str | Path) else named
     if is_launched():
-        return _join(spec, folder, given, resume, progress, start_s)
-    with Launcher(preload=(*PRELOAD, *_PRELOAD)) as launcher:
+        with folders.claimed(folder) if read_place().rank == 0 else nullcontext():
+            return _join(spec, folder, given, resume, progress, start_s)
+    with folders.claimed(folder), Launcher(preload=(*PRELOAD, *_PRELOAD)) as launcher:
         return _launch(launcher, spec, folder, devices, given, resume, progress, start_s)
 
 
