@@ -8,6 +8,7 @@ with the stack of each that hangs, and not waited for.
 from __future__ import annotations
 
 import faulthandler
+import gc
 import multiprocessing
 import os
 import signal
@@ -157,6 +158,7 @@ class Group:
 
 def _serve(connection: Connection, stack: Path) -> None:
     """Run what comes over the connection until it closes."""
+    gc.freeze()  # what was imported needs no look at each collection
     with stack.open("w") as file:
         faulthandler.register(signal.SIGUSR1, file, all_threads=True)
         while True:
@@ -171,7 +173,6 @@ def _serve(connection: Connection, stack: Path) -> None:
 
 
 def _call(environment: dict[str, str], function: Any, args: tuple) -> Any:
-    import gc
     import pickle
 
     import torch
