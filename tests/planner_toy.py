@@ -51,8 +51,8 @@ class ToyBuilder:
                     tensor.zero_()
 
 
-def toy(n_blocks: int = 1) -> LayerGraph:
-    """embed, blocks of one kind, one block with batch norm, head tied to embed."""
+def toy(n_blocks: int = 1, *, tied: bool = True) -> LayerGraph:
+    """embed, blocks of one kind, one block with batch norm, head (tied to embed)."""
     builder = ToyBuilder()
     kinds = ["embed", *["block"] * n_blocks, "normed", "head"]
     layers: list[Layer] = []
@@ -66,7 +66,7 @@ def toy(n_blocks: int = 1) -> LayerGraph:
         params = {own: f"{name}.{own}" for own in module.state_dict()}
         ties: tuple[str, ...] = ()
         count = sum(param.numel() for param in module.parameters())
-        if kind == "head":
+        if kind == "head" and tied:
             params["weight"] = "embed.weight"
             ties = ("embed.weight",)
             count -= WORDS * WIDTH

@@ -85,6 +85,17 @@ def test_collectives_of_each_level(how, collectives):
     assert cost.exposed_comm_s == pytest.approx(cost.comm_s)
 
 
+@pytest.mark.parametrize(("recompute", "n_again"), [(False, 2), (True, 3)])
+def test_lookups_and_the_last_layer_are_not_gathered_again(recompute, n_again):
+    """4 units without the tie; of embed, block, normed block and head the middle two are."""
+    graph = toy(tied=False)
+    strategy = Strategy(shard=4, level="params", recompute=recompute)
+    names = [layer.name for layer in graph.layers]
+    draft = replace(_draft(microbatches=3), strategies=dict.fromkeys(names, strategy))
+    cost = DataCost(Memory(graph, workload()), profile(), cluster(4))(draft)
+    assert cost.comm_s == pytest.approx((3 * (4 + n_again + 4) + 1) * 0.5 * MS)
+
+
 def test_buckets_close_at_their_size():
     memory = Memory(GRAPH, workload())
     whole_bytes = memory.storage(_draft(), 0).gradients

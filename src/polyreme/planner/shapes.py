@@ -46,10 +46,15 @@ class ParamShape(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LayerShapes(msgspec.Struct, frozen=True, kw_only=True):
-    """Parameters that a layer owns (tied copies belong to an earlier layer) and its buffers."""
+    """Parameters that a layer owns (tied copies belong to an earlier layer) and its buffers.
+
+    A layer that only `looks_up` has tables of embeddings alone, tied ones counted: unless it is
+    recomputed, its backward pass reads no parameter.
+    """
 
     params: tuple[ParamShape, ...]
     buffer_bytes: int
+    looks_up: bool
 
 
 def read_shapes(graph: LayerGraph) -> Mapping[str, LayerShapes]:
@@ -66,6 +71,7 @@ def read_shapes(graph: LayerGraph) -> Mapping[str, LayerShapes]:
 
 
 def _read(module: nn.Module, tied: frozenset[str]) -> LayerShapes:
+    from torch import nn
     from torch.nn.modules.batchnorm import _BatchNorm
 
     params = tuple(
@@ -79,4 +85,9 @@ def _read(module: nn.Module, tied: frozenset[str]) -> LayerShapes:
         if own not in tied
     )
     buffer_bytes = sum(buffer.numel() * buffer.element_size() for buffer in module.buffers())
-    return LayerShapes(params=params, buffer_bytes=buffer_bytes)
+    owners = [
+        module.get_submodule(own.rpartition(".")[0])
+        for own, _ in module.named_parameters(remove_duplicate=False)
+    ]
+    looks_up = all(isinstance(owner, nn.Embedding) for owner in owners)
+    return LayerShapes(params=params, buffer_bytes=buffer_bytes, looks_up=looks_up)

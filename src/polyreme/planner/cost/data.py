@@ -149,7 +149,8 @@ class DataCost:
         replicas_s = collective_s("all_reduce", strategy.replica, part_bytes, replica_hosts)
         if strategy.level == "params":
             traffic.gather_forward += gather_s * count
-            traffic.gather_backward += gather_s * (count - is_tail)
+            again = count - is_tail if unit.gathered_again(strategy) else 0
+            traffic.gather_backward += gather_s * again
         else:
             traffic.gather_once += gather_s * count
         if strategy.level == "optimizer":

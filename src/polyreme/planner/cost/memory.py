@@ -57,6 +57,7 @@ class Unit(msgspec.Struct, frozen=True, kw_only=True):
 
     `gathered` whole with padding; of the trainable ones `reduced` with padding, `trained` without,
     `largest` is the largest. `loose` counts trainable elements that stay whole on every device.
+    One that `looks_up` is not gathered for its backward pass, unless it is recomputed.
     """
 
     gathered: int
@@ -65,6 +66,11 @@ class Unit(msgspec.Struct, frozen=True, kw_only=True):
     largest: int
     loose: int
     parts: int
+    looks_up: bool
+
+    def gathered_again(self, strategy: Strategy) -> bool:
+        """Whether the backward pass gathers it once more."""
+        return strategy.level == "params" and (strategy.recompute or not self.looks_up)
 
 
 def storage(
@@ -204,7 +210,7 @@ class Memory:
         In the backward pass two neighbours are gathered, one more is on its way, and one reduced.
         """
         wide = self.widths
-        kept = reducing = largest = 0
+        kept = reducing = 0
         passing: dict[tuple[int, Strategy], int] = {}
         for index, strategy, count in groups.units:
             unit = self.unit(index, strategy.parts)
@@ -212,15 +218,16 @@ class Memory:
             if strategy.parts == 1:
                 continue
             gathered = unit.gathered * wide.compute
-            largest = max(largest, gathered)
             both_ends = unit.reduced + unit.reduced // unit.parts
             reducing = max(reducing, unit.trained * wide.compute + both_ends * wide.master)
             if strategy.level == "params":
-                passing[index, strategy] = gathered
+                again = unit.gathered_again(strategy)
+                passing[index, strategy] = gathered if again else 0
             else:
                 kept += gathered * count
             if strategy.level == "optimizer" and microbatches > 1:
                 kept += unit.trained * wide.master * count
+        largest = max(passing.values(), default=0)
         tail = passing.get(groups.tail, 0)
         two_passing = max(
             (passing.get(first, 0) + passing.get(second, 0) for first, second in groups.neighbours),
@@ -254,4 +261,5 @@ def _count(shapes: Sequence[LayerShapes], parts: int) -> Unit:
         largest=largest,
         loose=loose,
         parts=parts,
+        looks_up=all(layer.looks_up for layer in shapes),
     )
