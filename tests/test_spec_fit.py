@@ -11,13 +11,15 @@ from typing import Any
 import pytest
 
 from polyreme import spec
-from polyreme.data.gives import vocabulary
+from polyreme.data import gives, objective
 from polyreme.errors import ConfigError
+from polyreme.spec.fit import matched
 
 SOURCE = {"kind": "python_source"}
 DIGITS = {"kind": "digits"}
 NARROW = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1}
 NARROW |= {"num_attention_heads": 2}
+T5 = {"d_model": 16, "d_kv": 8, "d_ff": 16, "num_layers": 1, "num_heads": 2}
 GPT2 = {"n_embd": 32, "n_layer": 1, "n_head": 2}
 
 
@@ -46,8 +48,8 @@ REFUSED = [
     (_document({"kind": "mlp"}, SOURCE), "data.kind", '"digits"'),
     (_document({"preset": "vit-base"}, SOURCE), "data.kind", '"digits"'),
     (_document(_transformers("swin"), SOURCE), "data.kind", '"digits"'),
-    (_document(_transformers("t5"), SOURCE), "model.model_type", '"llama"'),
-    (_document({"preset": "t5-large"}, SOURCE), "model.preset", '"llama-7b"'),
+    (_document(_transformers("t5"), DIGITS), "data.kind", '"python_source"'),
+    (_document({"preset": "t5-large"}, DIGITS), "data.kind", '"python_source"'),
     (
         _document(_transformers("bert", "sequence_classification", **NARROW), SOURCE),
         "model.task",
@@ -93,12 +95,24 @@ REFUSED = [
     ),
     (_document({"preset": "gpt3-175b"}, SOURCE, 2049), "train.seq_len", "2048"),
     (_document(_transformers("bert", **NARROW), SOURCE, 513), "train.seq_len", "512"),
+    (
+        _document(_transformers("bert", vocab_size=256, **NARROW), SOURCE),
+        "model.config.vocab_size",
+        "257",  # bytes and the mask
+    ),
+    (
+        _document(_transformers("t5", vocab_size=255, **T5), SOURCE),
+        "model.config.vocab_size",
+        "256",
+    ),
 ]
 ACCEPTED = [
     _document(_transformers("llama", vocab_size=256, **NARROW), SOURCE),
     _document(_transformers("llama", max_position_embeddings=8, **NARROW), SOURCE),  # rotary
     _document(_transformers("gpt2", **GPT2), SOURCE, 1024),
     _document(_transformers("bert", max_position_embeddings=64, **NARROW), SOURCE),
+    _document(_transformers("bert", vocab_size=257, **NARROW), SOURCE),
+    _document(_transformers("t5", **T5), SOURCE, 9),
     _document(_transformers("vit", num_labels=10, image_size=[32, 32], **NARROW), DIGITS),
     _document(_transformers("vit", num_channels=1, **NARROW), {**DIGITS, "channels": 1}),
     _document({"kind": "char_lstm"}, SOURCE),
@@ -147,8 +161,10 @@ def _sample(document: dict[str, Any]) -> Any:
         image = TensorSpec((document["data"].get("channels", 3), 32, 32), "float32")
         fields = {"pixel_values": image, "labels": TensorSpec((), "int64")}
         return SampleSpec(fields=fields, n_classes=10)
-    tokens = TensorSpec((document["train"]["seq_len"],), "int64")
-    return SampleSpec(fields={"input_ids": tokens, "labels": tokens}, n_classes=256)
+    reads = _model(document).reads
+    asked = reads.objectives[0] if reads.objectives else "next"
+    n_classes = 257 if asked == "masked" else 256
+    return objective.sample(asked, document["train"]["seq_len"], n_classes)
 
 
 @pytest.mark.parametrize(
@@ -195,6 +211,62 @@ def test_a_folder_s_configuration_is_held_against_the_data(tmp_path: Path) -> No
     spec.parse(document)
 
 
+@pytest.mark.parametrize(
+    ("model", "learns"),
+    [
+        (_transformers("llama", **NARROW), "next"),
+        ({"kind": "char_lstm"}, "next"),
+        (_transformers("bert", **NARROW), "masked"),
+        ({"preset": "bert-huge"}, "masked"),
+        (_transformers("t5", **T5), "continuation"),
+    ],
+)
+def test_text_is_read_for_what_the_model_learns(model: dict[str, Any], learns: str) -> None:
+    left_open = spec.parse(_document(model, SOURCE))
+    assert matched(left_open).data.objective == learns
+    for asked in ("next", "masked", "continuation"):
+        document = _document(model, {**SOURCE, "objective": asked})
+        if asked == learns:
+            assert matched(spec.parse(document)) == matched(left_open)
+        else:
+            assert _refused(document) == {"data.objective": f'"{learns}" (or leave it out)'}
+
+
+def test_a_user_s_module_learns_what_it_is_told(tmp_path: Path) -> None:
+    (tmp_path / "model.py").write_text("def make(): ...\n")
+    model = {"kind": "python", "factory": f"{tmp_path}/model.py:make"}
+    assert matched(spec.parse(_document(model, SOURCE))).data.objective == "next"
+    told = spec.parse(_document(model, {**SOURCE, "objective": "masked"}))
+    assert matched(told).data.objective == "masked"
+    images = spec.parse(_document(model, DIGITS))
+    assert matched(images) == images
+
+
+def test_a_folder_learns_what_its_architecture_is_for(tmp_path: Path) -> None:
+    (tmp_path / "model.safetensors").write_bytes(b"")
+    document = _document({"path": str(tmp_path)}, SOURCE)
+    fields: dict[str, Any] = {"model_type": "bert", "architectures": ["BertForMaskedLM"]}
+    for named in (["BertForMaskedLM"], None, "BertModel", [7]):
+        (tmp_path / "config.json").write_text(json.dumps({**fields, "architectures": named}))
+        assert matched(spec.parse(document)).data.objective == "masked"
+    fields["architectures"] = ["BertForSequenceClassification"]
+    (tmp_path / "config.json").write_text(json.dumps(fields))
+    assert set(_refused(document)) == {"model.path"}
+
+
+@pytest.mark.parametrize(("more", "refused"), [({}, "30523"), ({"mask": 103}, None)])
+def test_a_mask_among_the_tokens_needs_no_room(
+    tmp_path: Path, more: dict[str, Any], refused: str | None
+) -> None:
+    data = {"kind": "tokens", "path": str(tmp_path / "no.bin"), "vocab": 30522, **more}
+    document = _document({"preset": "bert-huge"}, data)
+    if refused is None:
+        spec.parse(document, trusted=["data"])
+        return
+    with pytest.raises(ConfigError, match=f"Legal: {refused}"):
+        spec.parse(document, trusted=["data"])
+
+
 def test_the_vocabulary_of_a_tokenizer_is_that_of_the_library(tmp_path: Path) -> None:
     from tokenizers import AddedToken, Tokenizer
     from tokenizers.models import BPE, Unigram, WordLevel
@@ -206,18 +278,20 @@ def test_the_vocabulary_of_a_tokenizer_is_that_of_the_library(tmp_path: Path) ->
     )
     path = tmp_path / "tokenizer.json"
     for model in models:
-        for added in ([], ["<end>"]):
+        for added in ([], ["<end>"], ["[MASK]", "<end>"]):
             tokenizer = Tokenizer(model)
             tokenizer.add_special_tokens([AddedToken(each) for each in added])
             tokenizer.save(str(path))
-            assert vocabulary(str(path)) == max(tokenizer.get_vocab().values()) + 1
+            given = gives.text(str(path), None)
+            assert given.n_classes == max(tokenizer.get_vocab().values()) + 1
+            assert given.n_masked == given.n_classes + ("[MASK]" not in added)
 
 
 @pytest.mark.parametrize("content", ["", "[]", "{}", '{"model": {"vocab": {}}}', '{"model": 3}'])
 def test_a_tokenizer_that_cannot_be_read_says_nothing_yet(tmp_path: Path, content: str) -> None:
     (tmp_path / "tokenizer.json").write_text(content)
-    assert vocabulary(str(tmp_path / "tokenizer.json")) is None
-    assert vocabulary(str(tmp_path / "none.json")) is None
+    for name in ("tokenizer.json", "none.json"):
+        assert gives.text(str(tmp_path / name), None) == gives.Gives(form="text")
 
 
 def test_data_of_the_wrong_form_make_no_seq_len_wrong() -> None:

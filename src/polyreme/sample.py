@@ -7,7 +7,8 @@ from typing import Literal
 
 import msgspec
 
-Form = Literal["text", "images", "features", "pairs of texts", "texts with classes"]
+Form = Literal["text", "images", "features", "texts with classes"]
+Objective = Literal["next", "masked", "continuation"]
 
 
 class TensorSpec(msgspec.Struct, frozen=True):

@@ -8,11 +8,13 @@ from typing import TYPE_CHECKING
 from ..cluster import accelerator as accelerators
 from ..cluster.detect import detect
 from ..cluster.parse import first, parse
+from ..data import objective
 from ..errors import ConfigError, Violation
 from ..plan.ir import Precision, Workload
 from ..runtime.mesh import is_launched, read_place
-from ..sample import SampleSpec, TensorSpec
+from ..sample import SampleSpec
 from ..spec import Spec, check
+from ..spec.fit import matched
 
 if TYPE_CHECKING:
     from ..cluster.accelerator import Accelerator
@@ -49,9 +51,10 @@ def pose(
     violations = check(spec, there.n_devices, trusted=("data",))
     if violations:
         raise ConfigError(violations)
+    spec = matched(spec)
     return Problem(
         spec=spec,
-        graph=spec.model.graph(sample_of(spec)),
+        graph=spec.model.graph(_sample(spec)),
         cluster=there,
         accelerator=accelerator,
         workload=Workload(
@@ -97,15 +100,17 @@ def _precision(spec: Spec, cluster: Cluster, accelerator: Accelerator | None) ->
     return "bf16" if all("bf16" in kind.peak_flops for kind in kinds) else "fp32"
 
 
-def sample_of(spec: Spec) -> SampleSpec:
+def _sample(spec: Spec) -> SampleSpec:
     """What the data offer; of text that is not here, its shape is known all the same."""
     missing = spec.data.check()
     if not missing:
         return spec.data.open(spec.train.seq_len, spec.train.seed).sample
     if not spec.data.needs_seq_len or spec.train.seq_len is None:
         raise ConfigError(missing)
-    tokens = TensorSpec((spec.train.seq_len,), "int64")
-    return SampleSpec(fields={"input_ids": tokens, "labels": tokens}, n_classes=1)
+    gives = spec.data.gives
+    assert gives.objective is not None
+    n_classes = gives.classes_for(gives.objective) or 1
+    return objective.sample(gives.objective, spec.train.seq_len, n_classes)
 
 
 def not_here(problem: Problem) -> ConfigError:

@@ -11,11 +11,12 @@ from ..errors import ConfigError, Violation
 from . import files, fingerprint, split, text
 from .images import pixels
 from .labelled import LabelledSource, Part
+from .objective import reading
 from .options import Datasets
 from .source import Source
 
 
-def open_datasets(options: Datasets, seq_len: int | None) -> Source:
+def open_datasets(options: Datasets, seq_len: int | None, seed: int) -> Source:
     """Open the folder as text or as labelled samples."""
     if found := options.check():
         raise ConfigError(found)
@@ -40,7 +41,7 @@ def open_datasets(options: Datasets, seq_len: int | None) -> Source:
         _documents(out, options.text) if isinstance(heldout, str) else heldout,
         tokenizer=options.tokenizer,
         separator=options.separator.encode(),
-        seq_len=seq_len,
+        ask=reading(options.objective, seq_len, seed),
     )
 
 

@@ -50,6 +50,11 @@ class Joined:
             after.append(array[inside:])
         return Joined(before), Joined(after)
 
+    def chunks(self, n_tokens: int, chunk: int = 2**20) -> Iterator[np.ndarray]:
+        """The first `n_tokens` tokens in chunks, as int64."""
+        for first in range(0, n_tokens, chunk):
+            yield self.slice(first, min(first + chunk, n_tokens))
+
     def pairs(self, n_pairs: int, chunk: int = 2**20) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         """The first `n_pairs` neighbours (token, next token) in chunks, as int64."""
         for first in range(0, n_pairs, chunk):

@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 import msgspec
 
 from ..errors import Violation
-from ..sample import Form
+from ..sample import Form, Objective
+from . import gives
 from .class_options import Arrays, Augment, Digits, Images, Svmlight
-from .gives import Gives, vocabulary
+from .gives import Gives
 from .partition import Classes, Dirichlet, Iid, Partition
 from .text_options import PythonSource, Share, Text, Tokens, tokenizer_missing, unlabelled
 
@@ -58,6 +59,8 @@ class Datasets(
         text: Name of the column whose rows are read as text files are.
         tokenizer: For text: "bytes", or the path of a tokenizers file (``tokenizer.json``).
         separator: For text: what stands between two rows.
+        objective: For text: what is to be learnt ("next", "masked" or "continuation", as of
+            ``text``); unless given, what the model is for.
         columns: For samples with classes: the column of ``labels`` and of one of ``features``
             and ``pixel_values``, as in ``{pixel_values = "image", labels = "label"}``.
         size: For images: height and width of a sample, made as for ``images``.
@@ -72,6 +75,7 @@ class Datasets(
     text: str | None = None
     tokenizer: str = "bytes"
     separator: str = "\n\n"
+    objective: Objective | None = None
     columns: Mapping[str, str] = {}
     size: Annotated[int, msgspec.Meta(ge=1)] = 224
     channels: Literal[1, 3] = 3
@@ -94,7 +98,7 @@ class Datasets(
     def gives(self) -> Gives:
         """Text, images or features, by what the columns are for."""
         if self.text is not None:
-            return Gives(form="text", n_classes=vocabulary(self.tokenizer))
+            return gives.text(self.tokenizer, self.objective)
         if "pixel_values" in self.columns:
             return Gives(form="images", n_channels=self.channels, size=self.size)
         return Gives(form="features" if "features" in self.columns else None)
@@ -126,13 +130,17 @@ class Datasets(
             found.append(Violation(path="data.columns", value=columns, rule=rule, legal=_COLUMNS))
         if self.text is not None:
             found += tokenizer_missing(self.tokenizer) + unlabelled(self.partition)
+        elif self.objective is not None:
+            rule, legal = "is for text, and these are samples with classes", "leave it out"
+            value = self.objective
+            found.append(Violation(path="data.objective", value=value, rule=rule, legal=legal))
         return found
 
     def open(self, seq_len: int | None, seed: int) -> Source:
         """Open the folder. Raises ConfigError where `check` or the data find a fault."""
         from .hugging_face import open_datasets
 
-        return open_datasets(self, seq_len)
+        return open_datasets(self, seq_len, seed)
 
 
 Data = PythonSource | Text | Tokens | Digits | Arrays | Images | Svmlight | Datasets

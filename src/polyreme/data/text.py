@@ -13,8 +13,10 @@ import numpy as np
 
 from ..errors import ConfigError
 from . import files, split
+from .gives import mask_of
 from .joined import Joined
-from .tokens import TokenSource
+from .objective import Reading
+from .tokens import TokenSource, Vocabulary
 
 if TYPE_CHECKING:
     from .text_options import PythonSource, Text
@@ -25,13 +27,13 @@ _SEPARATOR = b"\n\n"
 Encode = Callable[[bytes, str], np.ndarray]
 
 
-def encoder(tokenizer: str) -> tuple[Encode, int]:
-    """A function from (text, its name) to token numbers, and the size of the vocabulary.
+def encoder(tokenizer: str) -> tuple[Encode, Vocabulary]:
+    """A function from (text, its name) to token numbers, and the vocabulary.
 
     Special tokens of the tokenizer are recognised in the text and never added.
     """
     if tokenizer == "bytes":
-        return lambda text, _: np.frombuffer(text, dtype=np.uint8), 256
+        return lambda text, _: np.frombuffer(text, dtype=np.uint8), Vocabulary(size=256)
     from tokenizers import Tokenizer
 
     path = Path(tokenizer).expanduser()
@@ -41,8 +43,9 @@ def encoder(tokenizer: str) -> tuple[Encode, int]:
         raise files.unreadable(path, str(error), "data.tokenizer") from error
     loaded.no_truncation()
     loaded.no_padding()
-    vocab = max(loaded.get_vocab(with_added_tokens=True).values()) + 1
-    narrow = np.uint16 if vocab <= 2**16 else np.uint32
+    tokens = loaded.get_vocab(with_added_tokens=True)
+    vocab = Vocabulary(size=max(tokens.values()) + 1, mask=mask_of(tokens))
+    narrow = np.uint16 if vocab.size <= 2**16 else np.uint32
 
     def encode(text: bytes, name: str) -> np.ndarray:
         try:
@@ -60,7 +63,7 @@ def source(
     *,
     tokenizer: str,
     separator: bytes,
-    seq_len: int | None,
+    ask: Reading,
 ) -> TokenSource:
     """Samples from named documents; held out are others, or a share.
 
@@ -78,7 +81,7 @@ def source(
         return Joined([np.concatenate(tokens)] if tokens else [])
 
     if not isinstance(heldout, float | int):
-        return TokenSource(joined(documents), joined(heldout), seq_len=seq_len, vocab=vocab)
+        return TokenSource(joined(documents), joined(heldout), vocab=vocab, ask=ask)
     if len(documents) <= 1:
         whole = joined(documents)
         train, out = whole.cut(round(len(whole) * (1 - heldout)))
@@ -88,10 +91,10 @@ def source(
         chosen = set(taken)
         train = joined([d for place, d in enumerate(documents) if place not in chosen])
         out = joined([documents[place] for place in taken])
-    return TokenSource(train, out if heldout else None, seq_len=seq_len, vocab=vocab)
+    return TokenSource(train, out if heldout else None, vocab=vocab, ask=ask)
 
 
-def open_text(options: Text, seq_len: int | None) -> TokenSource:
+def open_text(options: Text, ask: Reading) -> TokenSource:
     """Read and encode the files that the options name."""
     if found := options.check():
         raise ConfigError(found)
@@ -101,7 +104,7 @@ def open_text(options: Text, seq_len: int | None) -> TokenSource:
         _documents(heldout) if isinstance(heldout, str) else heldout,
         tokenizer=options.tokenizer,
         separator=options.separator.encode(),
-        seq_len=seq_len,
+        ask=ask,
     )
 
 
@@ -116,7 +119,7 @@ def _documents(path: str) -> list[tuple[str, bytes]]:
     return documents
 
 
-def open_python_source(options: PythonSource, seq_len: int | None) -> TokenSource:
+def open_python_source(options: PythonSource, ask: Reading) -> TokenSource:
     """Read the standard library's text."""
     if found := options.check():
         raise ConfigError(found)
@@ -129,6 +132,4 @@ def open_python_source(options: PythonSource, seq_len: int | None) -> TokenSourc
             if name.endswith(".py") and not name.startswith("_sysconfigdata"):
                 file = Path(folder, name)
                 documents.append((file.relative_to(root).as_posix(), files.content(file)))
-    return source(
-        documents, options.heldout, tokenizer="bytes", separator=_SEPARATOR, seq_len=seq_len
-    )
+    return source(documents, options.heldout, tokenizer="bytes", separator=_SEPARATOR, ask=ask)

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, get_args
 import msgspec
 
 from ..errors import Violation, literal
-from ..sample import Form
-from . import files
-from .gives import Gives, vocabulary
+from ..sample import Form, Objective
+from . import files, gives
+from .gives import Gives
 from .partition import Classes, Dirichlet, Partition
 
 if TYPE_CHECKING:
@@ -37,11 +37,15 @@ class PythonSource(
 
     Attributes:
         heldout: Share of the bytes that is held out, in whole files.
+        objective: What is to be learnt: "next" (each token from those before it), "masked" (15 % of
+            the tokens from all others) or "continuation" (the next `seq_len` tokens, by a decoder,
+            from those that an encoder reads); unless given, what the model is for.
         partition: How samples are dealt to workers that own their data; unless given, all share
             one order.
     """
 
     heldout: Share = 0.05
+    objective: Objective | None = None
     partition: Partition | None = None
 
     needs_seq_len: ClassVar[bool] = True
@@ -55,7 +59,7 @@ class PythonSource(
     @property
     def gives(self) -> Gives:
         """Text, as bytes."""
-        return Gives(form="text", n_classes=256)
+        return gives.text("bytes", self.objective)
 
     def check(self) -> list[Violation]:
         """Everything wrong with these options, as far as is seen without reading the data."""
@@ -75,9 +79,10 @@ class PythonSource(
 
     def open(self, seq_len: int | None, seed: int) -> Source:
         """Read the text. Raises ConfigError where `check` or the data find a fault."""
+        from .objective import reading
         from .text import open_python_source
 
-        return open_python_source(self, seq_len)
+        return open_python_source(self, reading(self.objective, seq_len, seed))
 
 
 class Text(
@@ -98,6 +103,9 @@ class Text(
         heldout: Share of the text that is held out (whole files; of a single file its tail), or
             other files, named as by `path`.
         separator: What stands between two files.
+        objective: What is to be learnt: "next" (each token from those before it), "masked" (15 % of
+            the tokens from all others) or "continuation" (the next `seq_len` tokens, by a decoder,
+            from those that an encoder reads); unless given, what the model is for.
         partition: How samples are dealt to workers that own their data; unless given, all share
             one order.
     """
@@ -106,6 +114,7 @@ class Text(
     tokenizer: str = "bytes"
     heldout: Share | str = 0.1
     separator: str = "\n\n"
+    objective: Objective | None = None
     partition: Partition | None = None
 
     needs_seq_len: ClassVar[bool] = True
@@ -119,7 +128,7 @@ class Text(
     @property
     def gives(self) -> Gives:
         """Text, of the tokenizer's vocabulary."""
-        return Gives(form="text", n_classes=vocabulary(self.tokenizer))
+        return gives.text(self.tokenizer, self.objective)
 
     def check(self) -> list[Violation]:
         """Everything wrong with these options, as far as is seen without reading the data."""
@@ -131,9 +140,10 @@ class Text(
 
     def open(self, seq_len: int | None, seed: int) -> Source:
         """Read and encode the text. Raises ConfigError where the data have a fault."""
+        from .objective import reading
         from .text import open_text
 
-        return open_text(self, seq_len)
+        return open_text(self, reading(self.objective, seq_len, seed))
 
 
 class Tokens(
@@ -149,19 +159,25 @@ class Tokens(
     Attributes:
         path: A file, a folder or a glob.
         vocab: How many different tokens there can be; all numbers in the files are below it.
+        mask: Number of the mask token among them, for "masked"; unless given, one is added.
         dtype: Type of the numbers, in the machine's byte order.
         header_bytes: Bytes that are skipped at the head of each file.
         heldout: Share of the tokens that is held out (the tail of the whole), or other files,
             named as by `path`.
+        objective: What is to be learnt: "next" (each token from those before it), "masked" (15 % of
+            the tokens from all others) or "continuation" (the next `seq_len` tokens, by a decoder,
+            from those that an encoder reads); unless given, what the model is for.
         partition: How samples are dealt to workers that own their data; unless given, all share
             one order.
     """
 
     path: str
     vocab: _Positive
+    mask: _Count | None = None
     dtype: TokenType = "uint16"
     header_bytes: _Count = 0
     heldout: Share | str = 0.01
+    objective: Objective | None = None
     partition: Partition | None = None
 
     needs_seq_len: ClassVar[bool] = True
@@ -175,11 +191,16 @@ class Tokens(
     @property
     def gives(self) -> Gives:
         """Text, of the given vocabulary."""
-        return Gives(form="text", n_classes=self.vocab)
+        n_masked = self.vocab + (self.mask is None)
+        return Gives(form="text", objective=self.objective, n_classes=self.vocab, n_masked=n_masked)
 
     def check(self) -> list[Violation]:
         """Everything wrong with these options, as far as is seen without reading the data."""
         found = files.parts(self.path, self.heldout) + unlabelled(self.partition)
+        if self.mask is not None and self.mask >= self.vocab:
+            rule = f"is none of the {self.vocab} tokens"
+            legal = f"{self.vocab - 1} (or any integer >= 0 and < {self.vocab}), or leave it out"
+            found.append(Violation(path="data.mask", value=self.mask, rule=rule, legal=legal))
         paths = [self.path, *([self.heldout] if isinstance(self.heldout, str) else [])]
         for file in (file for path in paths for file in files.find(path)):
             size = file.stat().st_size
@@ -200,9 +221,10 @@ class Tokens(
 
     def open(self, seq_len: int | None, seed: int) -> Source:
         """Map the files. Raises ConfigError where `check` or the data find a fault."""
+        from .objective import reading
         from .tokens import open_tokens
 
-        return open_tokens(self, seq_len)
+        return open_tokens(self, reading(self.objective, seq_len, seed))
 
 
 def _width(dtype: TokenType) -> int:

@@ -14,6 +14,7 @@ import msgspec
 from ..errors import ConfigError, Violation
 from .options import TASKS, Task
 from .parts import assemble
+from .reads import SUFFIXES, task_of
 from .skeleton import Skeleton, Weights
 
 if TYPE_CHECKING:
@@ -38,13 +39,6 @@ _WHERE: Mapping[str, tuple[str, str, str]] = {
     "t5": ("t5", "T5", "t5"),
     "vit": ("vit", "ViT", "vit"),
     "swin": ("swin", "Swin", "swin"),
-}
-_SUFFIX: Mapping[Task, str] = {
-    "causal_lm": "ForCausalLM",
-    "masked_lm": "ForMaskedLM",
-    "seq2seq_lm": "ForConditionalGeneration",
-    "sequence_classification": "ForSequenceClassification",
-    "image_classification": "ForImageClassification",
 }
 # Accepted by every configuration class beside its own fields.
 _COMMON = (
@@ -120,7 +114,7 @@ def from_model(name: str, model: PreTrainedModel, sample: SampleSpec) -> LayerGr
 def _skeleton(config: PretrainedConfig, task: Task) -> Skeleton:
     where, prefix, _ = _WHERE[config.model_type]
     module = importlib.import_module(f"transformers.models.{where}.modeling_{where}")
-    suffix = "LMHeadModel" if config.model_type == "gpt2" else _SUFFIX[task]
+    suffix = "LMHeadModel" if config.model_type == "gpt2" else SUFFIXES[task]
     try:
         return Skeleton(getattr(module, f"{prefix}{suffix}"), copy.deepcopy(config), task)
     except (ValueError, AssertionError, RuntimeError, ZeroDivisionError) as error:
@@ -153,12 +147,8 @@ def _task_of(config: PretrainedConfig, class_name: str | None = None) -> Task:
         rule = "is not a transformers model type that can be cut"
         legal = ", ".join(TASKS)
         raise ConfigError([_violation("model.model_type", config.model_type, rule, legal)])
-    tasks = TASKS[config.model_type]
-    for architecture in [class_name] if class_name else config.architectures or ():
-        for task in tasks:
-            if architecture.endswith(_SUFFIX[task]):
-                return task
-    return tasks[0]
+    named = [class_name] if class_name else config.architectures or ()
+    return task_of(TASKS[config.model_type], named)
 
 
 def _from_data(known: Sequence[str], sample: SampleSpec) -> dict[str, Any]:

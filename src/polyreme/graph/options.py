@@ -11,7 +11,7 @@ import msgspec
 
 from ..errors import ConfigError, Violation, literal, nearest_first
 from .presets import PRESETS
-from .reads import Reads, of_configuration
+from .reads import Reads, of_configuration, task_of
 from .reads import Task as Task
 
 if TYPE_CHECKING:
@@ -134,7 +134,7 @@ class Folder(_Kind, frozen=True, kw_only=True, tag="path"):
 
     @property
     def reads(self) -> Reads:
-        """What config.json asks for; nothing where the task is left to its architecture."""
+        """What config.json asks for."""
         try:
             content = (Path(self.path) / "config.json").read_bytes()
             fields = msgspec.json.decode(content, type=dict[str, Any])
@@ -142,8 +142,12 @@ class Folder(_Kind, frozen=True, kw_only=True, tag="path"):
             return Reads()
         model_type = str(fields.get("model_type"))
         tasks = TASKS.get(model_type, ())
-        task = self.task or (tasks[0] if len(tasks) == 1 else None)
-        return of_configuration(model_type, task, fields) if task in tasks else Reads()
+        if not tasks or self.task not in (None, *tasks):
+            return Reads()
+        named = fields.get("architectures")
+        names = named if isinstance(named, list) else []
+        task = self.task or task_of(tasks, [name for name in names if isinstance(name, str)])
+        return of_configuration(model_type, task, fields)
 
     def graph(self, sample: SampleSpec) -> LayerGraph:
         """The folder's layers; their weights are the folder's."""
@@ -231,7 +235,7 @@ class CharLSTM(_Kind, frozen=True, kw_only=True, tag="char_lstm"):
     @property
     def reads(self) -> Reads:
         """Text of any vocabulary."""
-        return Reads(forms=("text",))
+        return Reads(forms=("text",), objectives=("next",))
 
     def graph(self, sample: SampleSpec) -> LayerGraph:
         """Embedding, one layer an LSTM layer, head."""

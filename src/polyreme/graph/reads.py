@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 import msgspec
 
-from ..sample import Form
+from ..sample import Form, Objective
 
 Task = Literal[
     "causal_lm", "masked_lm", "seq2seq_lm", "sequence_classification", "image_classification"
@@ -15,9 +15,21 @@ Task = Literal[
 _FORMS: Mapping[str, Form] = {
     "causal_lm": "text",
     "masked_lm": "text",
-    "seq2seq_lm": "pairs of texts",
+    "seq2seq_lm": "text",
     "sequence_classification": "texts with classes",
     "image_classification": "images",
+}
+_OBJECTIVES: Mapping[str, Objective] = {
+    "causal_lm": "next",
+    "masked_lm": "masked",
+    "seq2seq_lm": "continuation",
+}
+SUFFIXES: Mapping[Task, str] = {
+    "causal_lm": "ForCausalLM",
+    "masked_lm": "ForMaskedLM",
+    "seq2seq_lm": "ForConditionalGeneration",
+    "sequence_classification": "ForSequenceClassification",
+    "image_classification": "ForImageClassification",
 }
 # Families with learned positions: the names of their number, and transformers' default.
 _POSITIONS: Mapping[str, tuple[tuple[str, ...], int]] = {
@@ -29,12 +41,14 @@ _POSITIONS: Mapping[str, tuple[tuple[str, ...], int]] = {
 class Reads(msgspec.Struct, frozen=True, kw_only=True):
     """What samples a model can read; None where that is the data's affair, or not known.
 
-    `forms` is empty where any may do. `n_classes` is the vocabulary of a language model,
+    `forms` is empty where any may do; `objectives` are what the model can learn from text, the
+    usual one first, empty where any may do. `n_classes` is the vocabulary of a language model,
     `classes_key` the field of a configuration that holds it, likewise `positions_key`. `height`
     and `width` are an image's.
     """
 
     forms: tuple[Form, ...] = ()
+    objectives: tuple[Objective, ...] = ()
     n_classes: int | None = None
     classes_key: str = ""
     n_positions: int | None = None
@@ -64,11 +78,21 @@ def of_configuration(model_type: str, task: Task, fields: Mapping[str, Any]) -> 
     given = [name for name in names if name in fields]
     return Reads(
         forms=(form,),
+        objectives=(_OBJECTIVES[task],) if words else (),
         n_classes=_count(fields.get("vocab_size")) if words else _labels(fields),
         classes_key="vocab_size" if words else "num_labels",
         n_positions=_count(fields[given[0]]) if given else default,
         positions_key=(given or names or ("",))[0],
     )
+
+
+def task_of(tasks: Sequence[Task], architectures: Sequence[str]) -> Task:
+    """Which of a family's tasks the architectures (names of classes) are for, else its first."""
+    for architecture in architectures:
+        for task in tasks:
+            if architecture.endswith(SUFFIXES[task]):
+                return task
+    return tasks[0]
 
 
 def _labels(fields: Mapping[str, Any]) -> int | None:

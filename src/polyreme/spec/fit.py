@@ -2,15 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, get_args
+
+import msgspec
 
 from ..data.options import Data
 from ..errors import Violation, literal
-from ..graph.options import TASKS, Folder, Preset
-from ..graph.presets import PRESETS
-from ..sample import Form
+from ..graph.options import TASKS, Folder
+from ..sample import Form, Objective
 from .options import Spec
+
+_LEARNS: Mapping[Objective, str] = {
+    "next": "predicts each token from those before it",
+    "masked": "fills in masked tokens from all around them",
+    "continuation": "reads a text with an encoder and writes on with a decoder",
+}
+
+
+def matched(spec: Spec) -> Spec:
+    """The spec with the objective written into its text, where that was left to the model."""
+    if spec.data.gives.form != "text":
+        return spec
+    data = msgspec.structs.replace(spec.data, objective=_objective(spec))
+    return msgspec.structs.replace(spec, data=data)
 
 
 def form(spec: Spec) -> Iterator[Violation]:
@@ -26,23 +41,32 @@ def form(spec: Spec) -> Iterator[Violation]:
         yield _violation("data.kind", _tag(spec.data.__class__), rule, legal)
         return
     rule = f"reads {wanted}, and no kind of data gives that"
-    if isinstance(spec.model, Preset):
-        names = [name for name in PRESETS if gives.form in Preset(preset=name).reads.forms]
-        yield _violation("model.preset", spec.model.preset, rule, ", ".join(map(literal, names)))
-    elif isinstance(spec.model, Folder):
+    if isinstance(spec.model, Folder):
         legal = '"models/mine" (any folder with a model that reads such data)'
         yield _violation("model.path", spec.model.path, rule, legal)
     else:
         yield from _unreadable(spec.model, gives.form, rule)
 
 
+def objective(spec: Spec) -> Iterator[Violation]:
+    """Text must be read for something that the model learns."""
+    learnt, asked = spec.model.reads.objectives, spec.data.gives.objective
+    if not learnt or asked is None or asked in learnt:
+        return
+    rule = f"does not suit the model, which {_LEARNS[learnt[0]]}"
+    legal = ", ".join(map(literal, learnt))
+    yield _violation("data.objective", asked, rule, f"{legal} (or leave it out)")
+
+
 def classes(spec: Spec) -> Iterator[Violation]:
     """The model's vocabulary, or its number of classes, must hold the data's."""
     reads, gives = spec.model.reads, spec.data.gives
-    held, needed = reads.n_classes, gives.n_classes
+    held, needed = reads.n_classes, gives.classes_for(_objective(spec))
     if gives.form not in reads.forms or held is None or needed is None or held >= needed:
         return
     things = "different tokens" if gives.form == "text" else "classes"
+    if gives.form == "text" and needed != gives.n_classes:
+        things = "different tokens (the mask among them)"
     rule = f"is less than the {needed} {things} of the data"
     yield _of_configuration(spec, reads.classes_key, held, rule, needed, "or any integer >=")
 
@@ -72,6 +96,12 @@ def pixels(spec: Spec) -> Iterator[Violation]:
     if None not in (gives.n_channels, reads.n_channels) and gives.n_channels != reads.n_channels:
         rule = f"is not the {gives.n_channels} channels of the data's images"
         yield _of_configuration(spec, "num_channels", reads.n_channels, rule, gives.n_channels)
+
+
+def _objective(spec: Spec) -> Objective:
+    """What text is read for: as the data say, else as the model learns."""
+    given, learnt = spec.data.gives.objective, spec.model.reads.objectives
+    return given or (learnt[0] if learnt else "next")
 
 
 def _unreadable(model: Any, given: Form, rule: str) -> Iterator[Violation]:

@@ -25,6 +25,7 @@ def impossible(spec: Spec, n_devices: int | None) -> list[Violation]:
         partial(_heldout, spec),
         partial(_reference, spec),
         partial(_trackers, spec),
+        partial(fit.objective, spec),
         partial(fit.classes, spec),
         partial(fit.positions, spec),
         partial(fit.pixels, spec),
