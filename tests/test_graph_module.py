@@ -254,8 +254,8 @@ def test_a_factory_that_gives_no_module_is_refused(source, function, says):
 def test_a_factory_is_checked_without_running_it(source, tmp_path):
     (tmp_path / "bad.py").write_text("def f(:")
     for factory, says in {
-        f"{source}:modle": "Legal: Shape, broken, model, number",
-        f"{tmp_path}/none.py:f": "is not a file",
+        f"{source}:modle": f'Legal: "{source}:model"',
+        f"{tmp_path}/none.py:f": "names a file that is not there",
         f"{tmp_path}/bad.py:f": "is not Python",
         "nothing": "names no function",
     }.items():

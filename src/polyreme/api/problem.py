@@ -62,6 +62,7 @@ def pose(
             seq_len=spec.train.seq_len or 1,
             precision=_precision(spec, there, accelerator),
             optimizer_states=spec.data_parallel.rule.n_states,
+            optimizer_scalars=spec.data_parallel.rule.n_scalars,
         ),
     )
 

@@ -65,6 +65,7 @@ def measure(
         optimizer_s_per_byte=update_s,
         matmul_flops=flops,
         overlap=overlap,
+        sharded_overlap=0.0 if world.accelerator.on_host else None,  # FSDP2 waits for each there
         context_bytes=int(largest(world, held_bytes)),
         precision=precision,
         assumed=False,
