@@ -113,6 +113,7 @@ ACCEPTED = [
     _document(_transformers("bert", max_position_embeddings=64, **NARROW), SOURCE),
     _document(_transformers("bert", vocab_size=257, **NARROW), SOURCE),
     _document(_transformers("t5", **T5), SOURCE, 9),
+    _document({"preset": "t5-large"}, SOURCE, 512),
     _document(_transformers("vit", num_labels=10, image_size=[32, 32], **NARROW), DIGITS),
     _document(_transformers("vit", num_channels=1, **NARROW), {**DIGITS, "channels": 1}),
     _document({"kind": "char_lstm"}, SOURCE),
