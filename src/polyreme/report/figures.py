@@ -11,7 +11,10 @@ from .runs import Run
 from .words import count, number
 
 TIME_BINS = 48
-BASELINES = {"bigram_loss": "bigram model (baseline)"}
+BASELINES = {
+    "bigram_loss": "bigram model (baseline)",
+    "unigram_loss": "unigram model (baseline)",
+}
 
 
 def column(run: Run, field: str) -> np.ndarray:
