@@ -84,7 +84,7 @@ def work(request: Request) -> Result:
         if n_devices(plan) < world.n_ranks:
             return Result(summary=None, plan=plan)
         if world.is_first:
-            folders.begin(request.folder, request.spec, plan, profile)
+            folders.begin(request.folder, problem.spec, plan, profile)
         world.barrier()
         return Result(summary=_train(request, problem, profile, plan, world), plan=plan)
 

@@ -1,0 +1,57 @@
+"""The functions behind the commands, from Python."""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+
+import pytest
+
+import polyreme as pr
+from polyreme.cluster import accelerator
+from polyreme.cluster.accelerator import HostAccelerator
+
+SPEC = {
+    "model": {"kind": "mlp", "hidden": [16]},
+    "data": {"kind": "digits"},
+    "train": {"steps": 3, "global_batch": 16},
+}
+
+
+@pytest.fixture
+def toy(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    """An accelerator of its own name and memory, over tensors of the host."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    entry = HostAccelerator(name="toy", memory_limit_bytes=3 * 2**30)
+    accelerator.register(entry)
+    yield entry
+    accelerator.unregister("toy")
+
+
+def test_a_registered_accelerator_is_trained_on_within_its_memory(toy, tmp_path):
+    summary = pr.train(SPEC, out=tmp_path / "run", devices=2)
+    assert summary.status == "done"
+    assert (summary.steps, summary.devices) == (3, 2)
+    assert summary.measured["capacity_bytes"] == toy.memory_limit_bytes
+    written = tomllib.loads((tmp_path / "run" / "spec.toml").read_text())
+    assert written["train"]["steps"] == 3
+
+
+def test_memory_of_a_registered_accelerator_limits_the_plan(toy, tmp_path):
+    large = {
+        "model": {"preset": "llama-7b"},
+        "data": {"kind": "python_source"},
+        "train": {"steps": 3, "global_batch": 2, "seq_len": 512},
+    }
+    profile = pr.profile(large, assume=True, devices=2)
+    with pytest.raises(pr.errors.Infeasible) as raised:
+        pr.plan(large, profile=profile, devices=2)
+    assert raised.value.have_bytes == toy.memory_limit_bytes
+
+
+def test_rooms_are_functions_too(tmp_path):
+    plans = pr.plan(SPEC, assume=True, cluster="preset:2xH100", out=tmp_path / "plan.json")
+    assert plans[0].assumed
+    assert (tmp_path / "plan.json").exists()
+    with pytest.raises(AttributeError, match="fly"):
+        pr.fly()
