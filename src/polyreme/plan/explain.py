@@ -53,7 +53,9 @@ def summary(plans: Sequence[Plan]) -> str:
     if search.unused_devices:
         first, last = search.unused_devices[0], search.unused_devices[-1]
         named = f"{first}" if first == last else f"{first} to {last}"
-        parts.append(f"{len(search.unused_devices)} devices stay unused ({named})")
+        n_unused = len(search.unused_devices)
+        stay = "device stays" if n_unused == 1 else "devices stay"
+        parts.append(f"{n_unused} {stay} unused ({named})")
     return "; ".join(parts)
 
 
