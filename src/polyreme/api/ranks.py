@@ -119,7 +119,10 @@ def _search(request: Request, problem: Problem, profile: Profile, world: World) 
     )
     whole = (plan for plan in found if n_devices(plan) == world.n_ranks)
     chosen = next(whole, found[0]) if request.all_devices else found[0]
-    return msgspec.structs.replace(chosen, search=found[0].search)
+    record = found[0].search
+    if record is not None and chosen is not found[0]:
+        record = msgspec.structs.replace(record, proved=False, unused_devices=())
+    return msgspec.structs.replace(chosen, search=record)
 
 
 def _train(
