@@ -55,3 +55,22 @@ def test_rooms_are_functions_too(tmp_path):
     assert (tmp_path / "plan.json").exists()
     with pytest.raises(AttributeError, match="fly"):
         pr.fly()
+
+
+def test_a_run_that_diverges_still_leaves_summary_and_report(toy, tmp_path):
+    rate = {"rule": {"kind": "SGD", "lr": 1e37}}
+    summary = pr.train(SPEC | {"data_parallel": rate}, out=tmp_path / "run", devices=1)
+    assert summary.metrics["heldout_loss"] is None
+    assert (tmp_path / "run" / "summary.json").exists()
+    assert (tmp_path / "run" / "report.html").exists()
+
+
+def test_an_error_of_the_ranks_is_not_hidden_by_the_record_of_it(toy, tmp_path):
+    whole = SPEC | {"train": {"steps": 3, "global_batch": 10_000}}
+    with pytest.raises(pr.errors.ConfigError, match="more than the 1437 training samples"):
+        pr.train(whole, out=tmp_path / "run", devices=1)
+
+
+def test_a_plan_is_written_into_a_folder_that_is_not_there_yet(tmp_path):
+    pr.plan(SPEC, assume=True, cluster="preset:1xH100", out=tmp_path / "a" / "b" / "plan.json")
+    assert (tmp_path / "a" / "b" / "plan.json").exists()

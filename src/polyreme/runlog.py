@@ -48,7 +48,7 @@ class EvalEvent(msgspec.Struct, frozen=True, kw_only=True, tag="eval", tag_field
     t: float
     attempt: int
     step: int
-    metrics: Mapping[str, float]
+    metrics: Mapping[str, float | None]  # null where not finite
 
 
 class CheckpointEvent(
@@ -94,7 +94,7 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     tokens: int
     seconds: float
     final_loss: float | None
-    metrics: Mapping[str, float]
+    metrics: Mapping[str, float | None]  # null where not finite
     step_s_median: float | None
     throughput: float | None  # samples per second over the median step
     mfu: float | None

@@ -131,7 +131,7 @@ class _Tally:
     """
 
     kept: list[tuple[StepEvent, int]] = field(default_factory=list)
-    metrics: dict[str, float] = field(default_factory=dict)
+    metrics: dict[str, float | None] = field(default_factory=dict)
     position: int = 0  # the last step of the way to the final weights
     told: int = 0  # up to here `kept` stands for every step
     furthest: int = 0

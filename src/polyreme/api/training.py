@@ -136,7 +136,7 @@ def _checkpoint(resume: str | None, folder: Path) -> Path | None:
 def _leave_record(spec: specs.Spec, folder: Path, began_s: float, error: BaseException) -> None:
     """A run that broke off leaves a summary and a report too, if it had begun."""
     log = folder / folders.LOG
-    if not log.exists() or log.stat().st_mtime < began_s:
+    if not log.exists() or log.stat().st_mtime < began_s or not any(runlog.read(log)):
         return
     interrupted = isinstance(error, KeyboardInterrupt)
     if not interrupted:

@@ -42,6 +42,7 @@ def _file_type() -> Any:
 
 def save(plan: Plan, path: Path) -> None:
     """Write a plan as JSON, replacing the file at once."""
+    path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(path.name + ".partial")
     partial.write_bytes(encode(plan))
     partial.replace(path)

@@ -97,7 +97,7 @@ class Totals(msgspec.Struct, frozen=True, kw_only=True):
     tokens: int
     seconds: float
     final_loss: float | None
-    metrics: Mapping[str, float]
+    metrics: Mapping[str, float | None]
     step_s_median: float | None
     throughput: float | None
     mfu: float | None

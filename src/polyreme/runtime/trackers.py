@@ -115,7 +115,8 @@ def _scalars(event: Event) -> Iterator[tuple[str, float]]:
                 yield f"train/{name}", float(value)
     elif isinstance(event, EvalEvent):
         for name, metric in event.metrics.items():
-            yield f"eval/{name}", float(metric)
+            if metric is not None:
+                yield f"eval/{name}", float(metric)
 
 
 def _step(event: Event) -> int:
