@@ -237,7 +237,7 @@ def _console() -> Console:
 def _end(command: Callable[[], Any], json: bool) -> None:
     """Run a command; print its result as JSON if asked, its errors in words always."""
     try:
-        result = command()
+        result = _readable(command)
     except PolyremeError as error:
         typer.echo(f"polyreme: {error}", err=True)
         if json:
@@ -249,6 +249,23 @@ def _end(command: Callable[[], Any], json: bool) -> None:
     if json:
         typer.echo(msgspec.json.encode(result).decode())
     raise typer.Exit(130 if getattr(result, "status", "done") == "interrupted" else 0)
+
+
+def _readable(command: Callable[[], Any]) -> Any:
+    """What the command gives; a file that the system refuses is the user's to know, not a bug."""
+    try:
+        return command()
+    except OSError as error:
+        if error.filename is None:
+            raise
+        reason = error.strerror or str(error)
+        violation = Violation(
+            path="file",
+            value=str(error.filename),
+            rule=f"cannot be read or written ({reason})",
+            legal="a path that is there and may be used",
+        )
+        raise ConfigError([violation]) from error
 
 
 def _errors(error: PolyremeError) -> dict[str, Any]:
