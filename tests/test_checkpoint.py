@@ -273,6 +273,14 @@ def test_a_later_format_or_a_broken_meta_is_refused(tmp_path):
         _load_into(LONE, _values(), meta.parent)
 
 
+@pytest.mark.parametrize("index", [b"", b"\x19 no pickle", b"cno_such_module\nthing\n."])
+def test_a_damaged_index_is_refused_by_name(tmp_path, index):
+    _save(LONE, "whole", tmp_path)
+    (tmp_path / "checkpoints" / "step-1" / ".metadata").write_bytes(index)
+    with pytest.raises(ConfigError, match=r"step-\d+.* is damaged"):
+        _load(LONE, "whole", tmp_path)
+
+
 def test_the_log_is_told(tmp_path):
     log = Writer(tmp_path / "log.jsonl")
     state = _state(LONE, "whole", _values())

@@ -257,8 +257,14 @@ def _check_shared(partial: Path, world: World) -> None:
 
 
 def _stored(folder: Path) -> dict[str, tuple[int, ...]]:
-    """Shapes of the tensors in a checkpoint by name."""
-    index = FileSystemReader(folder).read_metadata()
+    """Shapes of the tensors in a checkpoint by name; ConfigError if its index is damaged."""
+    try:
+        index = FileSystemReader(folder).read_metadata()
+    except Exception as error:  # unpickling what is no pickle may raise anything
+        rule = f"is damaged: its index cannot be read ({type(error).__name__}: {error})"
+        legal = "another of the run's checkpoints/step-N folders"
+        violation = Violation(path="resume", value=str(folder), rule=rule, legal=legal)
+        raise ConfigError([violation]) from error
     return {
         name: tuple(entry.size)
         for name, entry in index.state_dict_metadata.items()
