@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import tomllib
 from pathlib import Path
 
 import pytest
+import torch
 
 import polyreme as pr
 from polyreme.cluster import accelerator
 from polyreme.cluster.accelerator import HostAccelerator
+from polyreme.errors import ConfigError, Infeasible
+from polyreme.plan import store
 
 SPEC = {
     "model": {"kind": "mlp", "hidden": [16]},
@@ -44,7 +48,7 @@ def test_memory_of_a_registered_accelerator_limits_the_plan(toy, tmp_path):
         "train": {"steps": 3, "global_batch": 2, "seq_len": 512},
     }
     profile = pr.profile(large, assume=True, devices=2)
-    with pytest.raises(pr.errors.Infeasible) as raised:
+    with pytest.raises(Infeasible) as raised:
         pr.plan(large, profile=profile, devices=2)
     assert raised.value.have_bytes == toy.memory_limit_bytes
 
@@ -53,8 +57,55 @@ def test_rooms_are_functions_too(tmp_path):
     plans = pr.plan(SPEC, assume=True, cluster="preset:2xH100", out=tmp_path / "plan.json")
     assert plans[0].assumed
     assert (tmp_path / "plan.json").exists()
+    assert json.loads((tmp_path / "plan.json").read_text())["top"]
+    assert store.load(tmp_path / "plan.json") == plans[0]
     with pytest.raises(AttributeError, match="fly"):
         pr.fly()
+
+
+@pytest.mark.parametrize("spec", [3, None, []])
+def test_what_is_no_specification_is_said(spec):
+    with pytest.raises(ConfigError, match="is no specification"):
+        pr.plan(spec)
+
+
+def test_a_tensor_in_place_of_a_sample_is_answered_with_what_is_wanted():
+    module = torch.nn.Sequential(torch.nn.Linear(4, 2))
+    with pytest.raises(ConfigError, match=r"pr\.SampleSpec") as raised:
+        pr.graph(module, torch.zeros(1, 4))
+    assert raised.value.violations[0].path == "sample"
+    fields = {"features": pr.TensorSpec((4,), "float32"), "labels": pr.TensorSpec((), "int64")}
+    assert pr.graph(module, pr.SampleSpec(fields=fields, n_classes=2)).param_count == 10
+
+
+def test_a_batch_larger_than_the_data_is_found_by_check_and_moves_no_run(toy, tmp_path):
+    folder = tmp_path / "run"
+    pr.train(SPEC, out=folder, devices=1)
+    before = sorted(path.name for path in tmp_path.iterdir())
+    large = SPEC | {"train": {"steps": 3, "global_batch": 10_000}}
+    with pytest.raises(ConfigError, match="1437 training samples"):
+        pr.check(large)
+    with pytest.raises(ConfigError, match="1437 training samples"):
+        pr.train(large, out=folder, devices=1)
+    assert sorted(path.name for path in tmp_path.iterdir()) == before
+    assert (folder / "summary.json").exists()
+
+
+def test_a_plan_for_another_model_is_one_sentence(tmp_path):
+    pr.plan(SPEC, assume=True, cluster="preset:1xCPU", out=tmp_path / "plan.json")
+    other = SPEC | {"model": {"kind": "mlp", "hidden": [8, 8]}}
+    with pytest.raises(ConfigError) as raised:
+        pr.check(other, plan=tmp_path / "plan.json", devices=1)
+    (violation,) = raised.value.violations
+    assert violation.rule.startswith("was made for another graph")
+
+
+@pytest.mark.parametrize("n_devices", [1, 2, 3])
+def test_plan_and_train_use_the_devices_that_were_asked_for(toy, n_devices):
+    profile = pr.profile(SPEC, assume=True, devices=n_devices)
+    (best, *_) = pr.plan(SPEC, profile=profile, devices=n_devices)
+    assert len(best.order) == n_devices
+    assert best.search.unused_devices == ()
 
 
 def test_a_run_that_diverges_still_leaves_summary_and_report(toy, tmp_path):
@@ -67,7 +118,7 @@ def test_a_run_that_diverges_still_leaves_summary_and_report(toy, tmp_path):
 
 def test_an_error_of_the_ranks_is_not_hidden_by_the_record_of_it(toy, tmp_path):
     whole = SPEC | {"train": {"steps": 3, "global_batch": 10_000}}
-    with pytest.raises(pr.errors.ConfigError, match="more than the 1437 training samples"):
+    with pytest.raises(ConfigError, match="more than the 1437 training samples"):
         pr.train(whole, out=tmp_path / "run", devices=1)
 
 

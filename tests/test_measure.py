@@ -25,7 +25,7 @@ from polyreme.profile.record import Profile
 from polyreme.profile.store import inputs_hash, load, save, valid, versions
 from polyreme.runtime.mesh import World
 from polyreme.sample import TensorSpec
-from test_profile import WIDTH, tiny_graph
+from profile_toy import WIDTH, tiny_graph
 
 
 def lone(accelerator: HostAccelerator | None = None) -> World:

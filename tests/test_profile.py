@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-import math
 from pathlib import Path
 
 import msgspec
 import pytest
-import torch
-from torch import nn
 
 from polyreme.cluster.file import read, write
 from polyreme.cluster.parse import parse, parse_preset
 from polyreme.errors import ConfigError
-from polyreme.graph.layer import Layer, LayerGraph
-from polyreme.graph.options import CharLSTM, ResNet20, Transformers
+from polyreme.graph.layer import LayerGraph
 from polyreme.profile.assume import MATMUL_SHARE, assume, group_shapes
 from polyreme.profile.fit import Curve, Fit, ring_s
 from polyreme.profile.record import CollectiveTimes, LayerTimes, Profile
-from polyreme.profile.saved import saved_bytes
 from polyreme.profile.store import (
     cache_folder,
     cache_path,
@@ -29,72 +24,7 @@ from polyreme.profile.store import (
     valid,
     versions,
 )
-from polyreme.sample import SampleSpec, TensorSpec
-
-WIDTH = 8
-MODULES = {
-    "linear": lambda: nn.Linear(WIDTH, WIDTH),
-    "relu": nn.ReLU,
-    "linear-relu": lambda: nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.ReLU()),
-    "dropout": lambda: nn.Dropout(0.5),
-    "attention": lambda: Attention(),
-    "pass": nn.Identity,
-}
-
-
-class Attention(nn.Module):
-    """Four heads of 8 channels over 64 positions; query, key and value are one scaled tensor."""
-
-    def __init__(self):
-        super().__init__()
-        self.scale = nn.Parameter(torch.ones(1))
-
-    def forward(self, x):
-        heads = (self.scale * x).reshape(x.shape[0], 64, 4, 8).transpose(1, 2)
-        out = nn.functional.scaled_dot_product_attention(heads, heads, heads, is_causal=True)
-        return out.transpose(1, 2).reshape(x.shape)
-
-
-class Modules:
-    """Builds the kinds of `MODULES`; weights from the layer's name."""
-
-    def build(self, layer):
-        with torch.device("meta"):
-            return MODULES[layer.kind]()
-
-    def initialise(self, layer, module, seed):
-        generator = torch.Generator().manual_seed(seed + sum(map(ord, layer.name)))
-        for weight in module.parameters():
-            weight.data.copy_(torch.randn(weight.shape, generator=generator))
-
-
-def tiny_graph(*kinds: str, shape: tuple[int, ...] = (WIDTH,)) -> LayerGraph:
-    """A chain of these kinds over samples of one shape; the last one's output is the logits."""
-    layers = []
-    source = "batch:features"
-    for index, kind in enumerate(kinds):
-        with torch.device("meta"):
-            module = MODULES[kind]()
-        params = {name: f"{index}.{name}" for name, _ in module.named_parameters()}
-        layers.append(
-            Layer(
-                name=f"layer.{index}",
-                kind=kind,
-                inputs=(source,),
-                outputs={"out": TensorSpec(shape)},
-                params=params,
-                param_count=sum(weight.numel() for weight in module.parameters()),
-                flops=2.0 * WIDTH * math.prod(shape) if kind.startswith("linear") else 0.0,
-            )
-        )
-        source = f"layer.{index}.out"
-    return LayerGraph(
-        name="tiny",
-        layers=tuple(layers),
-        inputs={"features": TensorSpec(shape)},
-        output=source,
-        builder=Modules(),
-    )
+from profile_toy import Modules, tiny_graph
 
 
 def profile_of(**changes) -> Profile:
@@ -197,113 +127,6 @@ def test_a_group_over_hosts_is_not_priced_by_one_inside_a_host() -> None:
     fit = Fit(profile_of(collectives={"all_reduce": (inside, across)}))
     assert fit.collective_s("all_reduce", 8, 10**6, 2) == across.seconds[1]
     assert fit.collective_s("all_reduce", 8, 10**6) == inside.seconds[1]
-
-
-# Saved bytes
-
-
-@pytest.mark.parametrize(("precision", "width"), [("fp32", 4), ("bf16", 2), ("fp64", 8)])
-def test_a_linear_layer_saves_its_input_and_no_weight(precision, width) -> None:
-    saved = saved_bytes(tiny_graph("linear", "linear"), precision)["linear"]
-    assert saved.saved == saved.recompute == WIDTH * width
-
-
-def test_a_tensor_saved_by_two_layers_is_counted_once() -> None:
-    graph = tiny_graph("linear", "relu", "linear")
-    saved = saved_bytes(graph, "fp32")
-    total = sum(saved[layer.kind].saved for layer in graph.layers)
-    assert total == 2 * WIDTH * 4  # the batch, and the relu's output that is the next one's input
-    assert total == _measured_saved(graph)
-
-
-@pytest.mark.parametrize(
-    "kinds",
-    [("linear-relu", "linear"), ("linear", "pass", "linear"), ("dropout", "linear", "dropout")],
-)
-def test_saved_bytes_are_what_autograd_keeps_in_a_real_pass(kinds) -> None:
-    graph = tiny_graph(*kinds)
-    saved = saved_bytes(graph, "fp32")
-    assert sum(saved[layer.kind].saved for layer in graph.layers) == _measured_saved(graph)
-
-
-def _measured_saved(graph: LayerGraph, batch: int = 5) -> float:
-    """Bytes a sample that autograd keeps in one real pass."""
-    kept = {}
-    weights = set()
-
-    def keep(tensor):
-        kept[tensor.untyped_storage()._cdata] = tensor
-        return tensor
-
-    values = {
-        f"batch:{name}": torch.zeros(batch, *spec.shape, dtype=torch.int64)
-        if spec.dtype == "int64"
-        else torch.randn(batch, *spec.shape)
-        for name, spec in graph.inputs.items()
-    }
-    modules = []
-    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-        for layer in graph.layers:
-            module = graph.build(layer.name).to_empty(device="cpu")
-            graph.initialise(layer.name, module, 0)
-            modules.append(module)
-            weights |= {
-                tensor.untyped_storage()._cdata
-                for tensor in (*module.parameters(), *module.buffers())
-            }
-            out = module(*(values[name] for name in layer.inputs))
-            outputs = out if isinstance(out, tuple) else (out,)
-            values |= zip((f"{layer.name}.{name}" for name in layer.outputs), outputs, strict=True)
-    nbytes = sum(
-        tensor.untyped_storage().nbytes() for key, tensor in kept.items() if key not in weights
-    )
-    return nbytes / batch
-
-
-TOKENS = SampleSpec(
-    fields={"input_ids": TensorSpec((32,), "int64"), "labels": TensorSpec((32,), "int64")},
-    n_classes=40,
-)
-IMAGES = SampleSpec(
-    fields={"pixel_values": TensorSpec((1, 32, 32), "float32"), "labels": TensorSpec((), "int64")},
-    n_classes=10,
-)
-LLAMA = {
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 4,
-}
-PAIRS = SampleSpec(
-    fields={**TOKENS.fields, "decoder_input_ids": TensorSpec((32,), "int64")}, n_classes=40
-)
-T5 = {"d_model": 32, "d_ff": 48, "d_kv": 8, "num_heads": 4, "num_layers": 2}
-
-
-@pytest.mark.parametrize(
-    ("model", "sample"),
-    [
-        (Transformers(model_type="llama", config=LLAMA), TOKENS),
-        (Transformers(model_type="t5", config=T5), PAIRS),
-        (CharLSTM(), TOKENS),
-        (ResNet20(), IMAGES),
-    ],
-    ids=["llama", "t5", "lstm", "resnet20"],
-)
-def test_a_models_saved_bytes_are_those_of_a_real_pass(model, sample) -> None:
-    """What does not grow with the batch counts for one sample: a little more, never less."""
-    graph = model.graph(sample)
-    saved = saved_bytes(graph, "fp32")
-    total = sum(saved[layer.kind].saved for layer in graph.layers)
-    real = _measured_saved(graph, batch=2)
-    assert real <= total <= 1.03 * real
-
-
-def test_attention_does_not_save_the_square_matrix() -> None:
-    graph = tiny_graph("attention", "attention", "attention", shape=(64 * 32,))
-    saved = saved_bytes(graph, "fp32")["attention"].saved
-    assert 3 * saved == pytest.approx(_measured_saved(graph), abs=3)
-    assert saved < 4 * 64 * 64 * 4
 
 
 # Assumed profiles

@@ -16,6 +16,7 @@ __version__ = "0.1.0"
 
 _ROOMS = ("graph", "plan", "profile", "report")
 _FUNCTIONS = ("train", "check")
+_TYPES = ("SampleSpec", "TensorSpec")  # what `pr.graph` is told of a sample
 
 
 class _Room(ModuleType):
@@ -39,10 +40,12 @@ class _Package(ModuleType):
             return importlib.import_module(f"polyreme.{name}")
         if name in _FUNCTIONS:
             return getattr(importlib.import_module("polyreme.api"), name)
+        if name in _TYPES:
+            return getattr(importlib.import_module("polyreme.sample"), name)
         raise AttributeError(f"module 'polyreme' has no attribute {name!r}")
 
     def __dir__(self) -> list[str]:
-        return sorted({*super().__dir__(), *_ROOMS, *_FUNCTIONS})
+        return sorted(["__version__", *_ROOMS, *_FUNCTIONS, *_TYPES])
 
 
 sys.modules[__name__].__class__ = _Package

@@ -120,6 +120,9 @@ def plan(
     fix: Annotated[
         list[str] | None, typer.Option("--fix", metavar="AXIS=N", help="fix a degree (repeatable)")
     ] = None,
+    price: Annotated[
+        Path | None, typer.Option("--price", metavar="PLAN", help="price this plan, search none")
+    ] = None,
     out: Annotated[Path | None, typer.Option("--out", help="write the best plan here")] = None,
     json: Json = False,
 ) -> None:
@@ -136,6 +139,7 @@ def plan(
             cluster=cluster,
             devices=devices,
             top=top,
+            given=price,
             out=out,
         )
         if not json:

@@ -36,6 +36,10 @@ def read(
     trusted: Sequence[str] = (),
 ) -> specs.Spec:
     """A checked spec. Raises ConfigError with every violation."""
+    if not isinstance(spec, str | Path | Mapping | specs.Spec):
+        rule, legal = "is no specification", '"spec.toml", a dict of its tables, or a Spec'
+        kind = type(spec).__name__
+        raise ConfigError([Violation(path="spec", value=kind, rule=rule, legal=legal)])
     if isinstance(spec, specs.Spec):
         spec = specs.tables(spec)
     if isinstance(spec, Mapping):
@@ -49,8 +53,22 @@ def read(
 
 
 def graph(model: Any, sample: SampleSpec, **parts: Any) -> LayerGraph:
-    """A module or a transformers configuration as a graph of layers: `graph.from_module`."""
+    """A module or a transformers configuration as a graph of layers: `graph.from_module`.
+
+    Raises:
+        ConfigError: `sample` is no SampleSpec, or the module cannot be cut.
+    """
     from ..graph.module import from_module
+    from ..sample import SampleSpec
+
+    if not isinstance(sample, SampleSpec):
+        rule = "is no description of a sample"
+        legal = (
+            'pr.SampleSpec(fields={"features": pr.TensorSpec((64,), "float32"), '
+            '"labels": pr.TensorSpec((), "int64")}, n_classes=10)'
+        )
+        kind = type(sample).__name__
+        raise ConfigError([Violation(path="sample", value=kind, rule=rule, legal=legal)])
 
     return from_module(model, sample, **parts)
 
@@ -70,9 +88,12 @@ def profile(
         ConfigError: the spec is wrong, or the cluster is elsewhere and `assume` is not set.
     """
     from ..profile import store
+    from .folders import writable
     from .problem import pose
     from .steps import assumed_profile, measured_profile
 
+    if out is not None:
+        writable(Path(out))
     problem = pose(
         read(spec, overrides, devices=devices, trusted=("data",)),
         cluster=cluster,
@@ -93,20 +114,32 @@ def plan(
     cluster: str | None = None,
     devices: int | None = None,
     top: int = 5,
+    given: Path | None = None,
     out: Path | None = None,
 ) -> tuple[Plan, ...]:
     """The best plans, best first; the first holds the record of the search.
 
     Costs come from `profile`, from the cluster's figures (`assume`), or else are measured here.
+    With `given`, a plan file, nothing is searched: it is priced.
 
     Raises:
         ConfigError: the spec is wrong, or the profile was made for something else.
         Infeasible: no plan fits.
     """
-    from ..plan import store
-    from ..planner.search import search
+    from ..plan import store as plans
+    from ..planner.search import price
+    from .folders import writable
     from .problem import pose
-    from .steps import assumed_profile, given_profile, measured_profile
+    from .steps import (
+        assumed_profile,
+        best_plans,
+        given_profile,
+        measured_profile,
+        number_is_asked,
+    )
+
+    if out is not None:
+        writable(Path(out))
 
     problem = pose(
         read(spec, overrides, devices=devices, trusted=("data",)),
@@ -117,11 +150,14 @@ def plan(
         costs = given_profile(problem, profile)
     else:
         costs = assumed_profile(problem) if assume else measured_profile(problem)
-    found = search(
-        problem.graph, problem.cluster, costs, problem.workload, problem.spec.parallel, top=top
-    )
+    found: tuple[Plan, ...]
+    if given is not None:
+        found = (price(problem.graph, problem.cluster, costs, problem.workload, plans.load(given)),)
+    else:
+        asked = number_is_asked(problem.spec, devices, problem.accelerator)
+        found = best_plans(problem, costs, all_devices=asked, top=top)
     if out is not None:
-        store.save(found[0], out)
+        plans.save(found[0], out, found)
     return found
 
 
@@ -179,9 +215,12 @@ def check(
 ) -> None:
     """Raise ConfigError with everything that is wrong with a spec, or with a plan for it."""
     from .problem import pose
-    from .steps import given_plan
+    from .steps import arranged, given_plan
 
     problem = pose(read(spec, overrides, devices=devices), devices=devices)
+    wanted = problem.spec
+    if wanted.data.partition is None:
+        arranged(wanted, wanted.data.open(wanted.train.seq_len, wanted.train.seed), n_workers=1)
     given = plan or problem.spec.parallel.plan
     if given is not None:
         given_plan(problem, Path(given))

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import fcntl
+import os
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -51,13 +52,32 @@ def make_way(folder: Path, resume: Path | None) -> None:
         sys.stderr.write(f"polyreme: the run in {folder} is kept as {place}\n")
 
 
-def begin(folder: Path, spec: specs.Spec, plan: Plan, profile: Profile | None) -> None:
-    """Write what the run is about to do."""
+def begin(folder: Path, spec: specs.Spec, top: Sequence[Plan], profile: Profile | None) -> None:
+    """Write what the run is about to do: the first of the best plans."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "spec.toml").write_text(specs.dump(spec))
-    plans.save(plan, folder / "plan.json")
+    plans.save(top[0], folder / "plan.json", top)
     if profile is not None:
         profiles.save(profile, folder / "profile.json")
+
+
+def take_logs(logs: Path, folder: Path) -> None:
+    """Move what other ranks said into the run folder's ``ranks/``; nothing said leaves nothing."""
+    said = sorted(logs.glob("*")) if logs.is_dir() else []
+    if said and folder.is_dir():
+        (folder / "ranks").mkdir(exist_ok=True)
+        for file in said:
+            file.replace(folder / "ranks" / file.name)
+    if logs.is_dir() and not any(logs.iterdir()):
+        logs.rmdir()
+
+
+def writable(path: Path) -> None:
+    """Make the folder of a file that is written after long work, or say now that it cannot be."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if path.is_dir() or not os.access(path.parent, os.W_OK):
+        rule, legal = "cannot be written", "a file in a folder that may be written"
+        raise ConfigError([Violation(path="--out", value=str(path), rule=rule, legal=legal)])
 
 
 def refuse_file(folder: Path) -> None:

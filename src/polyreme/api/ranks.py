@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -10,18 +11,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
-import msgspec
 import torch
 import torch.distributed as dist
 
 from .. import runlog, summary
 from .. import spec as specs
 from ..cluster.accelerator import Accelerator
+from ..cluster.detect import hardware
 from ..cluster.types import Cluster
+from ..data.source import Source
 from ..errors import PolyremeError
 from ..measure.measure import measure
-from ..plan.ir import Plan, devices
-from ..planner.search import search
+from ..plan.describe import describe
+from ..plan.ir import Plan, degree, devices
 from ..profile.record import Profile
 from ..runtime import checkpoint, loop, mesh
 from ..runtime.final import save_final
@@ -34,23 +36,23 @@ from . import folders, steps
 from .problem import Problem, pose
 
 _T = TypeVar("_T")
-_ALL = 10**6
 
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
     """What ranks are told; the rest each makes from the spec, as every other rank does.
 
-    `cluster` is what the command found here. `all_devices` asks for a plan that leaves none
-    unused: the number was asked for, or fixed by a launcher from outside. `start_s` is when the
-    command began (``time.time``), so that start-up counts as time lost.
+    `cluster` is what the command found here; `plans` begins with the one to run, if there is one.
+    `all_devices` asks for a plan that leaves none unused: the number was asked for, or fixed by a
+    launcher from outside. `start_s` is when the command began (``time.time``), so that start-up
+    counts as time lost.
     """
 
     spec: specs.Spec
     cluster: Cluster
     accelerator: Accelerator
     folder: Path
-    plan: Plan | None = None
+    plans: tuple[Plan, ...] = ()
     resume: Path | None = None
     progress: bool = False
     all_devices: bool = False
@@ -59,10 +61,10 @@ class Request:
 
 @dataclass(frozen=True, kw_only=True)
 class Result:
-    """What became of a request: a run's summary, or a plan that wants fewer processes."""
+    """What became of a request: a summary, or plans of which the best wants fewer processes."""
 
     summary: runlog.Summary | None
-    plan: Plan
+    plans: tuple[Plan, ...]
 
 
 def measured(spec: specs.Spec, cluster: Cluster, accelerator: Accelerator) -> Profile:
@@ -80,13 +82,19 @@ def work(request: Request) -> Result:
     """
     with _world(request.accelerator) as world:
         problem = pose(request.spec, machines=(request.cluster, request.accelerator))
-        profile, plan = _plan(request, problem, world)
+        profile, found = _plans(request, problem, world)
+        plan = found[0]
         if n_devices(plan) < world.n_ranks:
-            return Result(summary=None, plan=plan)
+            return Result(summary=None, plans=found)
+        spec = problem.spec
+        source = spec.data.open(spec.train.seq_len, spec.train.seed)
+        steps.arranged(spec, source, n_workers=n_replicas(plan))
         if world.is_first:
-            folders.begin(request.folder, problem.spec, plan, profile)
+            folders.make_way(request.folder, request.resume)
+            folders.begin(request.folder, spec, found, profile)
+            _say(request, f"running {describe(plan)}")
         world.barrier()
-        return Result(summary=_train(request, problem, profile, plan, world), plan=plan)
+        return Result(summary=_train(request, problem, profile, plan, source, world), plans=found)
 
 
 def n_devices(plan: Plan) -> int:
@@ -94,39 +102,45 @@ def n_devices(plan: Plan) -> int:
     return len({device for layer in plan.layer_plans.values() for device in devices(layer.split)})
 
 
-def _plan(request: Request, problem: Problem, world: World) -> tuple[Profile | None, Plan]:
-    given = request.plan
-    if given is not None:
-        plan = _on_first(world, lambda: steps.given_plan(problem, given))
-        return _on_first(world, lambda: steps.kept_profile(problem)), plan
+def n_replicas(plan: Plan) -> int:
+    """Workers of a plan."""
+    return max(degree(layer.split, "replica") for layer in plan.layer_plans.values())
+
+
+def _plans(
+    request: Request, problem: Problem, world: World
+) -> tuple[Profile | None, tuple[Plan, ...]]:
+    """The best plans, or the given one, and the profile that they were found with."""
+    if request.plans:
+        given = (_on_first(world, lambda: steps.given_plan(problem, request.plans[0])),)
+        profile = _on_first(world, lambda: steps.kept_profile(problem))
+        return profile, given + request.plans[1:]
     profile = _on_first(world, lambda: steps.kept_profile(problem))
     if profile is None:
+        if world.is_first:
+            _say(request, f"measuring layers and links on {hardware(problem.cluster)}")
         profile = measure(problem.graph, problem.cluster, problem.workload.precision, world)
         if world.is_first:
             steps.keep_profile(profile)
-    return profile, _on_first(world, lambda: _search(request, problem, profile, world))
-
-
-def _search(request: Request, problem: Problem, profile: Profile, world: World) -> Plan:
-    """The best plan; if none may stay unused, the best that uses all devices, if any does."""
-    found = search(
-        problem.graph,
-        problem.cluster,
-        profile,
-        problem.workload,
-        problem.spec.parallel,
-        top=_ALL if request.all_devices else 1,
+    costs = profile
+    return costs, _on_first(
+        world, lambda: steps.best_plans(problem, costs, all_devices=request.all_devices)
     )
-    whole = (plan for plan in found if n_devices(plan) == world.n_ranks)
-    chosen = next(whole, found[0]) if request.all_devices else found[0]
-    record = found[0].search
-    if record is not None and chosen is not found[0]:
-        record = msgspec.structs.replace(record, proved=False, unused_devices=())
-    return msgspec.structs.replace(chosen, search=record)
+
+
+def _say(request: Request, what: str) -> None:
+    """A line for whoever waits."""
+    if request.progress:
+        sys.stderr.write(f"polyreme: {what}\n")
 
 
 def _train(
-    request: Request, problem: Problem, profile: Profile | None, plan: Plan, world: World
+    request: Request,
+    problem: Problem,
+    profile: Profile | None,
+    plan: Plan,
+    source: Source,
+    world: World,
 ) -> runlog.Summary | None:
     spec, folder = problem.spec, request.folder
     trackers = open_trackers(spec.report.trackers, folder) if world.is_first else []
@@ -160,7 +174,7 @@ def _train(
             Job(
                 graph=problem.graph,
                 plan=plan,
-                source=spec.data.open(spec.train.seq_len, spec.train.seed),
+                source=source,
                 train=spec.train,
                 algorithm=spec.data_parallel,
                 folder=folder,

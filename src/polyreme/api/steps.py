@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ..cluster.detect import hardware
 from ..errors import ConfigError, Violation
@@ -11,7 +12,13 @@ from ..plan import store as plans
 from ..plan.ir import Plan
 from ..profile import store
 from ..profile.record import Profile
+from ..spec import Spec
 from .problem import Problem, not_here
+
+if TYPE_CHECKING:
+    from ..cluster.accelerator import Accelerator
+    from ..data.order import Ordering
+    from ..data.source import Source
 
 
 def assumed_profile(problem: Problem) -> Profile:
@@ -51,6 +58,45 @@ def measured_profile(problem: Problem, *, fresh: bool = False) -> Profile:
     found: Profile = results[0]
     keep_profile(found)
     return found
+
+
+def best_plans(
+    problem: Problem, profile: Profile, *, all_devices: bool, top: int = 5
+) -> tuple[Plan, ...]:
+    """The best plans, best first. Raises Infeasible where none fits."""
+    from ..planner.search import search
+
+    return search(
+        problem.graph,
+        problem.cluster,
+        profile,
+        problem.workload,
+        problem.spec.parallel,
+        top=top,
+        all_devices=all_devices,
+    )
+
+
+def number_is_asked(spec: Spec, devices: int | None, accelerator: Accelerator | None) -> bool:
+    """Whether the user said how many devices of this machine there shall be: then all are used."""
+    if accelerator is None:
+        return False
+    of_host = spec.cluster.cpu_processes if accelerator.on_host else None
+    return any(number is not None for number in (devices, spec.cluster.devices, of_host))
+
+
+def arranged(spec: Spec, source: Source, *, n_workers: int) -> Ordering:
+    """The order in which samples are read. Raises ConfigError where batch and data do not fit."""
+    from ..data.order import arrange
+
+    return arrange(
+        source,
+        spec.data.partition,
+        n_workers=n_workers,
+        global_batch=spec.train.global_batch,
+        seed=spec.train.seed,
+        tail=spec.train.tail,
+    )
 
 
 def given_profile(problem: Problem, profile: Path | Profile) -> Profile:

@@ -6,7 +6,6 @@ import dataclasses
 import time
 from contextlib import nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -18,10 +17,7 @@ from ..plan.ir import Plan
 from ..runtime.launch import PRELOAD, Launcher, RankFailed
 from ..runtime.mesh import is_launched, read_place
 from ..summary import with_effectiveness
-from . import folders
-
-if TYPE_CHECKING:
-    from ..cluster.accelerator import Accelerator
+from . import folders, steps
 
 _PRELOAD = ("polyreme.api.ranks", "transformers.modeling_utils")
 
@@ -61,30 +57,31 @@ def _launch(
 
     cluster, accelerator = here(spec, devices)
     start = _checkpoint(resume, folder)
-    folders.make_way(folder, start)
     request = Request(
         spec=spec,
         cluster=cluster,
         accelerator=accelerator,
         folder=folder,
-        plan=plan,
+        plans=() if plan is None else (plan,),
         resume=start,
         progress=progress,
-        all_devices=_number_is_asked(spec, devices, accelerator),
+        all_devices=steps.number_is_asked(spec, devices, accelerator),
         start_s=start_s,
     )
     n_processes = cluster.n_devices if plan is None else n_devices(plan)
     began_s = time.time()
-    logs = folder / "ranks"
+    logs = folder.parent / f".{folder.name}.ranks"
     try:
         result = launcher.run(work, (request,), n_processes=n_processes, logs=logs)[0]
         if result.summary is None:
-            request = dataclasses.replace(request, plan=result.plan)
-            n_processes = n_devices(result.plan)
+            request = dataclasses.replace(request, plans=result.plans)
+            n_processes = n_devices(result.plans[0])
             result = launcher.run(work, (request,), n_processes=n_processes, logs=logs)[0]
     except (PolyremeError, KeyboardInterrupt) as error:
         _leave_record(spec, folder, began_s, error)
         raise
+    finally:
+        folders.take_logs(logs, folder)
     return _judged(spec, folder)
 
 
@@ -102,14 +99,12 @@ def _join(
 
     cluster, accelerator = here(spec, None)
     start = _checkpoint(resume, folder)
-    if read_place().rank == 0:
-        folders.make_way(folder, start)
     request = Request(
         spec=spec,
         cluster=cluster,
         accelerator=accelerator,
         folder=folder,
-        plan=plan,
+        plans=() if plan is None else (plan,),
         resume=start,
         progress=progress,
         all_devices=True,
@@ -117,12 +112,6 @@ def _join(
     )
     found = work(request).summary
     return None if found is None else _judged(spec, folder)
-
-
-def _number_is_asked(spec: specs.Spec, devices: int | None, accelerator: Accelerator) -> bool:
-    """Whether the user said how many devices there shall be."""
-    of_host = spec.cluster.cpu_processes if accelerator.on_host else None
-    return any(number is not None for number in (devices, spec.cluster.devices, of_host))
 
 
 def _checkpoint(resume: str | None, folder: Path) -> Path | None:

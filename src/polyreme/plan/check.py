@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from ..cluster.types import Cluster
 from ..errors import Violation
@@ -27,9 +27,12 @@ def check(
 ) -> list[Violation]:
     """Every rule that the plan breaks; none means that it can be run.
 
-    With a workload, a plan made for other inputs is one of them.
+    With a workload, a plan made for other inputs is one of them; one for another model breaks
+    that rule alone, since all others follow from it.
     """
     stale = [] if workload is None else list(_stale(plan, graph, cluster, workload))
+    if workload is not None and "graph" in _differing(plan, graph, cluster, workload):
+        return stale
     layers = [*_layers(plan, graph), *_dependencies(plan, graph)]
     placed = list(_devices(plan, cluster))
     found = [*stale, *layers, *placed, *_batch(plan), *_unsupported(plan)]
@@ -39,11 +42,16 @@ def check(
     return found
 
 
+def _differing(
+    plan: Plan, graph: LayerGraph, cluster: Cluster, workload: Workload
+) -> Sequence[str]:
+    return stale_inputs(plan.inputs_hash, hash_inputs(graph, cluster, workload))
+
+
 def _stale(
     plan: Plan, graph: LayerGraph, cluster: Cluster, workload: Workload
 ) -> Iterator[Violation]:
-    now = hash_inputs(graph, cluster, workload)
-    if names := stale_inputs(plan.inputs_hash, now):
+    if names := _differing(plan, graph, cluster, workload):
         rule = f"was made for another {' and '.join(names)}"
         yield _wrong("inputs_hash", plan.inputs_hash, rule, "a plan made anew for these inputs")
 

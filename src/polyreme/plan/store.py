@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from ..errors import ConfigError, Violation
+from .describe import describe
 from .ir import Action, LayerPlan, Leaf, Level, Plan, ShardTree, Split
 
 
@@ -37,14 +39,19 @@ def _file_type() -> Any:
         kind = dict[str, _LayerEntry] if field.name == "layer_plans" else field.type
         required = field.default is msgspec.NODEFAULT
         fields.append((field.name, kind) if required else (field.name, kind, field.default))
+    fields.append(("top", tuple[msgspec.Raw, ...], ()))
     return msgspec.defstruct("PlanFile", fields, kw_only=True, forbid_unknown_fields=True)
 
 
-def save(plan: Plan, path: Path) -> None:
-    """Write a plan as JSON, replacing the file at once."""
+def save(plan: Plan, path: Path, top: Sequence[Plan] = ()) -> None:
+    """Write a plan as JSON, replacing the file at once.
+
+    `top` are the best ones, this among them: readers find each in a line, with its estimate.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(path.name + ".partial")
-    partial.write_bytes(encode(plan))
+    rows = [{"plan": describe(each), "estimate": each.estimate} for each in top]
+    partial.write_bytes(encode(plan, {"top": rows} if rows else {}))
     partial.replace(path)
 
 
@@ -69,11 +76,11 @@ def load(path: Path) -> Plan:
         raise ConfigError([_broken(path, None, f"is no plan: {error}")]) from error
 
 
-def encode(plan: Plan) -> bytes:
-    """A plan as JSON, a field a line."""
+def encode(plan: Plan, more: Mapping[str, Any] | None = None) -> bytes:
+    """A plan as JSON, a field a line; then the fields of `more`."""
+    fields = {field: getattr(plan, field) for field in plan.__struct_fields__} | dict(more or {})
     entries = [
-        b'  "%s": %s' % (field.encode(), _encode_field(getattr(plan, field)))
-        for field in plan.__struct_fields__
+        b'  "%s": %s' % (field.encode(), _encode_field(value)) for field, value in fields.items()
     ]
     return b"{\n" + b",\n".join(entries) + b"\n}\n"
 
@@ -96,7 +103,7 @@ def decode(data: bytes) -> Plan:
         msgspec.ValidationError: JSON that is no plan.
     """
     entry = msgspec.json.decode(data, type=_file_type())
-    fields = {field: getattr(entry, field) for field in entry.__struct_fields__}
+    fields = {field: getattr(entry, field) for field in Plan.__struct_fields__}
     known: dict[_LayerEntry, LayerPlan] = {}
     layer_plans = {}
     for name, layer in entry.layer_plans.items():

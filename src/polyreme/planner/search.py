@@ -33,15 +33,18 @@ def search(
     parallel: Parallel,
     *,
     top: int = 5,
+    all_devices: bool = False,
 ) -> tuple[Plan, ...]:
     """The best plans, best first; the first holds the record of the search.
+
+    With `all_devices` none stays unused, unless the batch or a fixed degree leaves no other way.
 
     Raises:
         ConfigError: a fixed part is impossible here.
         Infeasible: no plan fits the memory; says what is missing and what would help.
     """
     start_s = time.monotonic()
-    space = offer(graph, cluster, workload, parallel)
+    space = offer(graph, cluster, workload, parallel, all_devices=all_devices)
     memory = Memory(graph, workload)
     fitting = Fitting(memory, profile, cluster)
     cost = DataCost(memory, profile, cluster)

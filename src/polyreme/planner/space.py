@@ -102,8 +102,15 @@ def write_plan(draft: Draft, workload: Workload) -> Plan:
     )
 
 
-def offer(graph: LayerGraph, cluster: Cluster, workload: Workload, parallel: Parallel) -> Space:
-    """The space that the user's fixes leave.
+def offer(
+    graph: LayerGraph,
+    cluster: Cluster,
+    workload: Workload,
+    parallel: Parallel,
+    *,
+    all_devices: bool = False,
+) -> Space:
+    """The space that the user's fixes leave; with `all_devices`, as many of them as can be used.
 
     Raises:
         ConfigError: a fix is impossible here, or together they leave nothing.
@@ -114,7 +121,7 @@ def offer(graph: LayerGraph, cluster: Cluster, workload: Workload, parallel: Par
     space = Space(
         layers=tuple(layer.name for layer in graph.layers),
         normed=frozenset(layer.name for layer in graph.layers if layer.batch_statistics),
-        strategies=_strategies(graph, cluster, workload, parallel),
+        strategies=_strategies(graph, cluster, workload, parallel, all_devices),
         n_devices=cluster.n_devices,
         workload=workload,
         microbatch=parallel.microbatch,
@@ -127,14 +134,18 @@ def offer(graph: LayerGraph, cluster: Cluster, workload: Workload, parallel: Par
 
 
 def _strategies(
-    graph: LayerGraph, cluster: Cluster, workload: Workload, parallel: Parallel
+    graph: LayerGraph,
+    cluster: Cluster,
+    workload: Workload,
+    parallel: Parallel,
+    all_devices: bool,
 ) -> tuple[Strategy, ...]:
     """Simplest first: without recomputation, few shards, the least level."""
     recomputes = {None: (False, True), "none": (False,), "all": (True,)}[parallel.recompute]
     largest_shard = min(layer.splits.get("shard", cluster.n_devices) for layer in graph.layers)
     meshes = [
         (n_ranks // shard, shard)
-        for n_ranks in _device_counts(cluster, workload, parallel)
+        for n_ranks in _device_counts(cluster, workload, parallel, all_devices)
         for shard in range(1, min(n_ranks, largest_shard) + 1)
         if n_ranks % shard == 0
         and parallel.shard in (None, shard)
@@ -159,13 +170,17 @@ def _levels(shard: int, parallel: Parallel) -> tuple[Level, ...]:
     return tuple(level for level in offered if parallel.level in (None, level))
 
 
-def _device_counts(cluster: Cluster, workload: Workload, parallel: Parallel) -> list[int]:
+def _device_counts(
+    cluster: Cluster, workload: Workload, parallel: Parallel, all_devices: bool
+) -> list[int]:
     most = min(cluster.n_devices, workload.global_batch)
     if parallel.replica is not None and parallel.shard is not None:
         return [parallel.replica * parallel.shard]
+    step = parallel.replica or parallel.shard or 1
+    if all_devices:
+        return [most // step * step]
     if cluster.n_devices <= ALL_COUNTS_UP_TO:
         return list(range(1, most + 1))
-    step = parallel.replica or parallel.shard or 1
     counts = {count for count in range(1, most + 1) if cluster.n_devices % count == 0}
     return sorted({*counts, most, *range(step, most + 1, step)} if step > 1 else {*counts, most})
 
