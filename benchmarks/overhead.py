@@ -4,7 +4,7 @@ Both run in the same processes and take turns of a few steps, so whatever else t
 meets both. Bare: the transformers model itself under DDP, or FSDP2 layer by layer, with the
 global gradient norm and fused AdamW. Prints median step times and their ratio.
 
-    python benchmarks/overhead.py [--steps 60] [--processes 2]
+    python benchmarks/overhead.py [--size 3M|700M] [--steps 60] [--processes 2] [--bf16]
 """
 
 from __future__ import annotations
@@ -34,15 +34,37 @@ from polyreme.runtime.job import Job
 from polyreme.runtime.launch import launch
 from polyreme.sample import SampleSpec, TensorSpec
 
-TOKENS, GLOBAL_BATCH, TURN = 128, 8, 5
-CONFIG = {
-    "vocab_size": 256,
-    "hidden_size": 256,
-    "intermediate_size": 704,
-    "num_hidden_layers": 4,
-    "num_attention_heads": 8,
-    "num_key_value_heads": 4,
-    "max_position_embeddings": TOKENS,
+TURN = 5
+
+
+@dataclass(frozen=True, kw_only=True)
+class Size:
+    """A Llama with a vocabulary of bytes, and how much it trains on in a step."""
+
+    hidden: int
+    intermediate: int
+    layers: int
+    heads: int
+    tokens: int
+    global_batch: int
+
+    @property
+    def config(self) -> dict[str, int]:
+        """Keywords of transformers' LlamaConfig."""
+        return {
+            "vocab_size": 256,
+            "hidden_size": self.hidden,
+            "intermediate_size": self.intermediate,
+            "num_hidden_layers": self.layers,
+            "num_attention_heads": self.heads,
+            "num_key_value_heads": self.heads // 2,
+            "max_position_embeddings": self.tokens,
+        }
+
+
+SIZES = {
+    "3M": Size(hidden=256, intermediate=704, layers=4, heads=8, tokens=128, global_batch=8),
+    "700M": Size(hidden=2048, intermediate=5632, layers=16, heads=16, tokens=2048, global_batch=8),
 }
 RULE = AdamW(lr=1e-3)
 CLIP_NORM = 1.0
@@ -63,11 +85,11 @@ class RandomTokens:
     fingerprint = "random"
     n_train, n_heldout = 4096, 0
 
-    def __init__(self) -> None:
-        tokens = TensorSpec((TOKENS,), "int64")
+    def __init__(self, n_tokens: int) -> None:
+        tokens = TensorSpec((n_tokens,), "int64")
         self.sample = SampleSpec(fields={"input_ids": tokens, "labels": tokens}, n_classes=256)
         generator = torch.Generator().manual_seed(0)
-        self._rows = torch.randint(256, (self.n_train, TOKENS + 1), generator=generator)
+        self._rows = torch.randint(256, (self.n_train, n_tokens + 1), generator=generator)
 
     def train(self, indices: np.ndarray, epoch: int = 0) -> dict[str, torch.Tensor]:
         """Rows and their successors."""
@@ -82,14 +104,18 @@ class RandomTokens:
 class Bare:
     """The loop that one would write by hand."""
 
-    def __init__(self, world: mesh.World, source: RandomTokens, *, sharded: bool, bf16: bool):
+    def __init__(
+        self, world: mesh.World, source: RandomTokens, size: Size, *, sharded: bool, bf16: bool
+    ) -> None:
         from transformers import AutoModelForCausalLM, LlamaConfig
 
         torch.manual_seed(0)
-        model = AutoModelForCausalLM.from_config(LlamaConfig(**CONFIG, use_cache=False))
+        model = AutoModelForCausalLM.from_config(LlamaConfig(**size.config, use_cache=False))
         model.to(world.device)
         self.world, self.source = world, source
-        self.order = Order(n_samples=source.n_train, global_batch=GLOBAL_BATCH, seed=0, tail="drop")
+        self.order = Order(
+            n_samples=source.n_train, global_batch=size.global_batch, seed=0, tail="drop"
+        )
         self.step_s: list[float] = []
         self.bf16 = bf16
         if sharded:
@@ -121,12 +147,12 @@ class Bare:
         self.step_s.append(time.perf_counter() - start_s)
 
 
-def compare(level: str, steps: int, bf16: bool) -> tuple[Timings, Timings]:
+def compare(level: str, size: Size, steps: int, bf16: bool) -> tuple[Timings, Timings]:
     """The bare loop's and polyreme's times on this process."""
     torch.set_num_threads(1)
     world = mesh.open(detect())
-    source = RandomTokens()
-    graph = Transformers(model_type="llama", config=CONFIG).graph(source.sample)
+    source = RandomTokens(size.tokens)
+    graph = Transformers(model_type="llama", config=size.config).graph(source.sample)
     devices = tuple(range(world.n_ranks))
     replica, shard = (world.n_ranks, 1) if level == "none" else (1, world.n_ranks)
     names = tuple(layer.name for layer in graph.layers)
@@ -136,8 +162,8 @@ def compare(level: str, steps: int, bf16: bool) -> tuple[Timings, Timings]:
         layer_plans=dict.fromkeys(names, layer_plan),
         order=(accumulation_order(1),) * world.n_ranks,
         microbatches=1,
-        global_batch=GLOBAL_BATCH,
-        seq_len=TOKENS,
+        global_batch=size.global_batch,
+        seq_len=size.tokens,
         precision="bf16" if bf16 else "fp32",
     )
     job = Job(
@@ -145,12 +171,12 @@ def compare(level: str, steps: int, bf16: bool) -> tuple[Timings, Timings]:
         plan=plan,
         source=source,
         train=Train(
-            steps=steps, global_batch=GLOBAL_BATCH, clip_norm=CLIP_NORM, checkpoint_every=TURN
+            steps=steps, global_batch=size.global_batch, clip_norm=CLIP_NORM, checkpoint_every=TURN
         ),
         algorithm=DataParallel(rule=RULE),
         folder=Path(),
     )
-    bare = Bare(world, source, sharded=level != "none", bf16=bf16)
+    bare = Bare(world, source, size, sharded=level != "none", bf16=bf16)
 
     marks = [time.process_time()]  # at the start of each turn, ours first
 
@@ -173,13 +199,16 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--steps", type=int, default=60)
     parser.add_argument("--processes", type=int, default=2)
+    parser.add_argument("--size", choices=tuple(SIZES), default="3M")
     parser.add_argument("--bf16", action="store_true")
     options = parser.parse_args()
     print("median of a step     wall ms                    processor ms")
     print("bare     level        bare  polyreme   ratio      bare  polyreme   ratio")
     for name, level in (("DDP", "none"), ("FSDP2", "params")):
         results = launch(
-            compare, (level, options.steps, options.bf16), n_processes=options.processes
+            compare,
+            (level, SIZES[options.size], options.steps, options.bf16),
+            n_processes=options.processes,
         )
         bare, ours = results[0]
         print(

@@ -42,7 +42,7 @@ class DeviceTimes:
             return
         self._accelerator.synchronize()
         activities: Any = supported_activities  # known to all devices, typed for none
-        with profile(activities=activities()) as profiler:
+        with profile(activities=activities(), acc_events=True) as profiler:  # False warns
             yield
             self._accelerator.synchronize()
         events = [
