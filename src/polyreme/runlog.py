@@ -20,7 +20,8 @@ class StepEvent(msgspec.Struct, frozen=True, kw_only=True, tag="step", tag_field
     Seconds are means over processes: `compute_s` not blocked on others, `wait_s` blocked because
     another process was slower, `comm_s` blocked for the communication itself; they add up to
     `step_s`. `wire_bytes` is what one process sent. `memory_bytes` is the highest peak of any
-    device so far. A step that was not finite has `skipped`, a `reason` and the `rank`.
+    device so far. A step that was not finite has `skipped`, a `reason` and the `rank`. `sample_ids`
+    are listed if asked for, in the order of the global batch.
     """
 
     t: float
@@ -40,6 +41,7 @@ class StepEvent(msgspec.Struct, frozen=True, kw_only=True, tag="step", tag_field
     skipped: bool = False
     reason: str | None = None
     rank: int | None = None
+    sample_ids: tuple[int, ...] | None = None
 
 
 class EvalEvent(msgspec.Struct, frozen=True, kw_only=True, tag="eval", tag_field="kind"):
@@ -64,13 +66,14 @@ class CheckpointEvent(
 
 
 class FaultEvent(msgspec.Struct, frozen=True, kw_only=True, tag="fault", tag_field="kind"):
-    """Something went wrong: what, on which rank (if known), in which operation."""
+    """Something went wrong: what, on which rank (if known), in which operation, where in Python."""
 
     t: float
     attempt: int
     what: str
     rank: int | None = None
     op: str | None = None
+    stack: str | None = None
 
 
 class RestartEvent(msgspec.Struct, frozen=True, kw_only=True, tag="restart", tag_field="kind"):

@@ -27,12 +27,24 @@ class Train(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         clip_norm: Bound on the global gradient norm; none unless given.
         eval_every: Steps between evaluations; unless given, one at the end.
         checkpoint_every: Steps between checkpoints; unless given, one at the end.
-        keep: How many checkpoints stay.
+        keep: How many of the newest checkpoints stay.
+        keep_best: Metric of which the checkpoint with the best value stays too; it is evaluated
+            before every checkpoint then.
+        on_save_error: Whether a checkpoint that cannot be written ends the run, or is logged
+            while training goes on; the one before stays in any case.
         tail: The last, incomplete batch of an epoch is dropped, used as a smaller batch, or
             filled up from the next epoch.
         compile: Whether layers are compiled by torch.
         log_every: Steps between step events in the log.
+        log_samples: Whether step events list the samples they trained on.
         max_skipped: Steps in a row that may be skipped as not finite before the run fails.
+        timeout_s: Seconds that processes wait for one that does not come before it is named and
+            all are ended; every other time limit of a run follows from it.
+        restarts: How often a run is started anew from its newest checkpoint after a process died
+            or stalled.
+        restart_wait_s: Seconds before the first restart; doubled each time, up to a minute.
+        min_devices: Down to how many devices a restart may go where some are lost; unless given,
+            it wants as many as before.
     """
 
     steps: _Positive | None = None
@@ -46,10 +58,17 @@ class Train(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     eval_every: _Positive | None = None
     checkpoint_every: _Positive | None = None
     keep: _Positive = 2
+    keep_best: Literal["heldout_loss", "test_accuracy"] | None = None
+    on_save_error: Literal["stop", "continue"] = "stop"
     tail: Literal["drop", "short", "wrap"] = "drop"
     compile: bool = False
     log_every: _Positive = 1
+    log_samples: bool = False
     max_skipped: _Positive = 20
+    timeout_s: Annotated[float, msgspec.Meta(ge=1, le=1e6)] = 600.0
+    restarts: Annotated[int, msgspec.Meta(ge=0)] = 3
+    restart_wait_s: Annotated[float, msgspec.Meta(ge=0, le=1e6)] = 1.0
+    min_devices: _Positive | None = None
 
     def check(self) -> list[Violation]:
         """Exactly one of steps and epochs; the warm-up ends before the run does."""

@@ -11,7 +11,8 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import Any
+from itertools import islice
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch.distributed.tensor import DTensor
@@ -40,11 +41,38 @@ class Microbatch:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Said:
+    """What a rank tells all others at the end of a step, in numbers that float64 holds exactly.
+
+    `stop` is its wish to end the run, `save` the state of its part of a checkpoint under way,
+    `trail` a signature of the collectives it has called.
+    """
+
+    stop: bool = False
+    save: int = 0
+    trail: int = 0
+
+
+_NOTHING = Said()
+
+
+class OnGradients(Protocol):
+    """Looks at the gradients of a step before they are clipped."""
+
+    def __call__(self, gradients: Mapping[str, torch.Tensor | None]) -> None:
+        """Mean gradients by whole-model name, on all ranks together.
+
+        A sharded one is a DTensor; None stands for a parameter that nothing used.
+        """
+
+
+@dataclass(frozen=True, kw_only=True)
 class StepResult:
     """What a step came to, the same on all ranks but for `times.step_s`.
 
     `loss` is the mean over all labels that carry loss. A skipped step has a reason and, where one
-    rank is to blame, its number. `memory_bytes` is the highest peak of any device.
+    rank is to blame, its number. `said` holds what each rank told. `memory_bytes` is the highest
+    peak of any device.
     """
 
     loss: float | None
@@ -52,7 +80,7 @@ class StepResult:
     weight: float
     reason: str | None
     rank: int | None
-    stop: bool
+    said: tuple[Said, ...]
     memory_bytes: int
     times: StepTimes
 
@@ -60,6 +88,11 @@ class StepResult:
     def skipped(self) -> bool:
         """Whether no parameter changed."""
         return self.reason is not None
+
+    @property
+    def stop(self) -> bool:
+        """Whether any rank wants the run to end."""
+        return any(said.stop for said in self.said)
 
 
 class Driver:
@@ -72,10 +105,12 @@ class Driver:
         rule: Rule,
         *,
         clip_norm: float | None = None,
+        on_gradients: OnGradients | None = None,
     ) -> None:
         self.applied = applied
         self._world = world
         self._clip_norm = clip_norm
+        self._on_gradients = on_gradients
         self._trainable = applied.trainable
         masters = [parameter.master for parameter in self._trainable]
         kinds = (
@@ -105,18 +140,18 @@ class Driver:
         *,
         nominal_weight: float,
         rate_factor: float = 1.0,
-        stop: bool = False,
+        say: Said = _NOTHING,
     ) -> StepResult:
         """Accumulate gradients over the microbatches, agree with all ranks, update.
 
         `nominal_weight` (labels that would carry loss if all did, over all ranks) scales the
         backward pass; the exact weight corrects it afterwards. `rate_factor` multiplies the
-        rule's rates. `stop` is this rank's wish to end; the result has the wish of any.
+        rule's rates. `say` is told to all ranks.
         """
         profiled = nullcontext() if self._device_times is None else self._device_times.step()
         with profiled, self._buffers_kept() as restore:
             loss_sum, weight = self._accumulate(microbatches, nominal_weight)
-            agreed = self._agree(loss_sum, weight, stop)
+            agreed = self._agree(loss_sum, weight, say)
             reason, rank, norm = self._judge(agreed, nominal_weight)
             if reason is None:
                 self._update(agreed, norm, nominal_weight, rate_factor)
@@ -132,9 +167,11 @@ class Driver:
             weight=agreed.weight,
             reason=reason,
             rank=rank,
-            stop=agreed.stop,
-            memory_bytes=agreed.memory_bytes,
-            times=step_times(step_s, blocked_s, agreed.compute_s, self._world.rank)
+            said=agreed.said,
+            memory_bytes=int(max(own.peak_bytes for own in agreed.own)),
+            times=step_times(
+                step_s, blocked_s, [own.compute_s for own in agreed.own], self._world.rank
+            )
             if self._device_times is None
             else self._device_times.split(step_s),
         )
@@ -159,21 +196,25 @@ class Driver:
         applied.buckets.finish()
         return loss_sum, weight
 
-    def _agree(self, loss_sum: torch.Tensor, weight: torch.Tensor, stop: bool) -> _Agreed:
+    def _agree(self, loss_sum: torch.Tensor, weight: torch.Tensor, say: Said) -> _Agreed:
         """The end-of-step all-reduce: everything that all ranks must know, in one vector."""
         world, trainable = self._world, self._trainable
         replicated = _square_sum(self.applied.buckets.grads, world.device)
         sharded = _square_sum(self._sharded_grads(), world.device)
         blocked_s = self.applied.traffic.blocked_s - self._mark_blocked_s
-        compute_s = time.perf_counter() - self._mark_s - blocked_s
-        ours = torch.zeros(world.n_ranks, 2, dtype=torch.float64)
-        ours[world.rank, 0] = compute_s
-        ours[world.rank, 1] = world.accelerator.peak_bytes()
-        not_finite = torch.zeros(world.n_ranks, dtype=torch.float64, device=world.device)
-        not_finite[world.rank] = ~torch.isfinite(loss_sum)
+        own = _Own(
+            stop=say.stop,
+            save=say.save,
+            trail=say.trail,
+            compute_s=time.perf_counter() - self._mark_s - blocked_s,
+            peak_bytes=world.accelerator.peak_bytes(),
+        )
+        rows = torch.zeros(world.n_ranks, len(own), dtype=torch.float64)
+        rows[world.rank] = torch.tensor(own, dtype=torch.float64)
         used = torch.tensor([float(p.used) for p in trainable], dtype=torch.float64)
-        host = torch.cat([torch.tensor([float(stop)], dtype=torch.float64), ours.flatten(), used])
-        device = torch.stack(
+        bad_loss = torch.zeros(world.n_ranks, dtype=torch.float64, device=world.device)
+        bad_loss[world.rank] = ~torch.isfinite(loss_sum)
+        sums = torch.stack(
             [
                 loss_sum,
                 weight,
@@ -181,7 +222,8 @@ class Driver:
                 sharded if self._is_first_replica else torch.zeros_like(sharded),
             ]
         )
-        vector = torch.cat([device, not_finite, host.to(world.device)])
+        host = torch.cat([rows.flatten(), used]).to(world.device)
+        vector = torch.cat([sums, bad_loss, host])
         if world.group is not None:
             self.applied.traffic.all_reduce(vector, world.group)
         return _Agreed.read(vector.tolist(), world.n_ranks)
@@ -192,8 +234,8 @@ class Driver:
         """Why the step is skipped (None: it is not), the rank to blame, the gradient's norm."""
         factor = nominal_weight / agreed.weight if agreed.weight else 0.0
         norm = math.sqrt(agreed.square_sum) * factor if agreed.square_sum >= 0 else math.nan
-        if any(agreed.not_finite):
-            return "loss is not finite", agreed.not_finite.index(True), norm
+        if any(agreed.bad_loss):
+            return "loss is not finite", agreed.bad_loss.index(True), norm
         if not agreed.weight:
             return "no label carries loss", None, norm
         if not math.isfinite(norm):
@@ -204,20 +246,29 @@ class Driver:
         self, agreed: _Agreed, norm: float, nominal_weight: float, rate_factor: float
     ) -> None:
         coefficient = nominal_weight / agreed.weight
+        clip = 1.0
         if self._clip_norm is not None:
-            coefficient *= min(1.0, self._clip_norm / (norm + 1e-6))
+            clip = min(1.0, self._clip_norm / (norm + 1e-6))
         for parameter, used in zip(self._trainable, agreed.used, strict=True):
             if not used:
                 parameter.master.grad = None
             elif isinstance(parameter, Replicated):
                 parameter.master.grad = parameter.grad
-        if coefficient != 1.0:
-            torch._foreach_mul_(self._summed_grads(), coefficient)
+        if self._on_gradients is not None:
+            self._scale(coefficient)
+            self._on_gradients({p.name: p.master.grad for p in self._trainable})
+            self._scale(clip)
+        else:
+            self._scale(coefficient * clip)
         for optimizer, rates in zip(self.optimizers, self._rates, strict=True):
             for group, rate in zip(optimizer.param_groups, rates, strict=True):
                 group["lr"] = rate * rate_factor
             optimizer.step()
         self.applied.copy_masters()
+
+    def _scale(self, factor: float) -> None:
+        if factor != 1.0:
+            torch._foreach_mul_(self._summed_grads(), factor)
 
     def _sharded_grads(self) -> list[torch.Tensor]:
         grads = (p.master.grad for p in self._trainable if isinstance(p, Sharded))
@@ -243,6 +294,16 @@ class Driver:
         yield lambda: [tensor.copy_(old) for tensor, old in zip(live, kept, strict=True)]
 
 
+class _Own(NamedTuple):
+    """One rank's row of the end-of-step vector, known to its host."""
+
+    stop: float
+    save: float
+    trail: float
+    compute_s: float
+    peak_bytes: float
+
+
 @dataclass(frozen=True, kw_only=True)
 class _Agreed:
     """The end-of-step vector after its all-reduce."""
@@ -250,24 +311,28 @@ class _Agreed:
     loss_sum: float
     weight: float
     square_sum: float
-    not_finite: tuple[bool, ...]
-    stop: bool
-    compute_s: tuple[float, ...]
-    memory_bytes: int
+    bad_loss: tuple[bool, ...]
+    own: tuple[_Own, ...]
     used: tuple[bool, ...]
+
+    @property
+    def said(self) -> tuple[Said, ...]:
+        """What each rank told."""
+        return tuple(
+            Said(stop=own.stop > 0, save=int(own.save), trail=int(own.trail)) for own in self.own
+        )
 
     @staticmethod
     def read(values: list[float], n_ranks: int) -> _Agreed:
-        own = 5 + n_ranks
+        rest = iter(values)
+        loss_sum, weight, *squares = islice(rest, 4)
         return _Agreed(
-            loss_sum=values[0],
-            weight=values[1],
-            square_sum=values[2] + values[3],
-            not_finite=tuple(flag > 0 for flag in values[4 : 4 + n_ranks]),
-            stop=values[4 + n_ranks] > 0,
-            compute_s=tuple(values[own : own + 2 * n_ranks : 2]),
-            memory_bytes=int(max(values[own + 1 : own + 2 * n_ranks : 2])),
-            used=tuple(flag > 0 for flag in values[own + 2 * n_ranks :]),
+            loss_sum=loss_sum,
+            weight=weight,
+            square_sum=sum(squares),
+            bad_loss=tuple(flag > 0 for flag in islice(rest, n_ranks)),
+            own=tuple(_Own(*islice(rest, len(_Own._fields))) for _ in range(n_ranks)),
+            used=tuple(flag > 0 for flag in rest),
         )
 
 

@@ -14,7 +14,7 @@ from .. import runlog
 from ..data.order import arrange
 from ..errors import RunError
 from .apply.data import apply
-from .driver import Driver, StepResult
+from .driver import Driver, OnGradients, Said, StepResult
 from .evaluate import evaluate
 from .feed import Feed
 from .job import Job
@@ -74,6 +74,7 @@ def train(
     save: Callable[[State], None] | None = None,
     load: Callable[[State], Progress] | None = None,
     progress: OnStep | None = None,
+    on_gradients: OnGradients | None = None,
 ) -> Outcome:
     """Train a job on this process; all processes call it together.
 
@@ -83,7 +84,7 @@ def train(
 
     Raises RunError on all ranks when more than `max_skipped` steps in a row were not finite.
     """
-    return _Run(job, world, log, stop, save, progress).play(load)
+    return _Run(job, world, log, stop, save, progress, on_gradients).play(load)
 
 
 class _Run:
@@ -95,6 +96,7 @@ class _Run:
         stop: Callable[[], bool] | None,
         save: Callable[[State], None] | None,
         progress: OnStep | None,
+        on_gradients: OnGradients | None,
     ) -> None:
         self.job, self.world = job, world
         self.log = log if world.is_first else None
@@ -118,7 +120,13 @@ class _Run:
         else:
             assert settings.epochs is not None, "the spec gives steps or epochs"
             self.n_steps = self.order.n_steps(settings.epochs)
-        self.driver = Driver(self.applied, world, job.algorithm.rule, clip_norm=settings.clip_norm)
+        self.driver = Driver(
+            self.applied,
+            world,
+            job.algorithm.rule,
+            clip_norm=settings.clip_norm,
+            on_gradients=on_gradients,
+        )
         self.state = State(self.applied, self.driver.optimizers, world)
         self.data_rank = world.data_rank(layout)
         self.feed = Feed(
@@ -191,7 +199,7 @@ class _Run:
             self.feed.to_device(read, with_fillers=bool(self.applied.units)),
             nominal_weight=float(n_samples * self.feed.labels_per_sample),
             rate_factor=factor,
-            stop=self.stop is not None and self.stop(),
+            say=Said(stop=self.stop is not None and self.stop()),
         )
         self.state.progress = Progress(
             step=before.step + 1,
