@@ -89,7 +89,7 @@ class OneLayer:
         nn.init.ones_(module.weight)
 
 
-def _scale_graph():
+def _scale_graph(builder=None):
     logits = {"logits": TensorSpec((2,))}
     layer = Layer(
         name="scale",
@@ -105,7 +105,7 @@ def _scale_graph():
         layers=(layer,),
         inputs={"features": TensorSpec((2,), "float32")},
         output="scale.logits",
-        builder=OneLayer(),
+        builder=builder or OneLayer(),
     )
 
 
@@ -171,21 +171,21 @@ def test_accumulation_reduces_all_microbatches_and_leaves_ranks_equal(pool, layo
 
 
 class Poisoned(Samples):
-    """Features are finite but for those of one sample, or of all from one step on."""
+    """Features are 1 but for those of some samples."""
 
     metric = "heldout_loss"
     fingerprint = "poisoned"
     n_heldout = 0
 
-    def __init__(self, poisoned):
+    def __init__(self, poisoned, poison=torch.nan):
         self.n_train = 40
         fields = {"features": TensorSpec((2,)), "labels": TensorSpec((), "int64")}
         self.sample = SampleSpec(fields=fields, n_classes=2)
-        self._poisoned = poisoned
+        self._poisoned, self._poison = poisoned, poison
 
     def train(self, indices, epoch=0):
         features = torch.ones(len(indices), 2)
-        features[np.isin(indices, self._poisoned), 0] = torch.nan
+        features[np.isin(indices, self._poisoned), 0] = self._poison
         return {"features": features, "labels": torch.zeros(len(indices), dtype=torch.int64)}
 
 

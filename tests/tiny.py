@@ -6,7 +6,6 @@ import hashlib
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import numpy as np
 import torch
@@ -245,7 +244,7 @@ class Case:
                 **settings,
             ),
             algorithm=DataParallel(rule=self.rule),
-            folder=Path(),
+            folder=None,
         )
 
 

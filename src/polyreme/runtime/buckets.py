@@ -143,6 +143,7 @@ class Buckets:
             if not member.used:
                 member.grad.zero_()
         if self._world.group is not None:
+            self._traffic.note_given(bucket.flat)
             bucket.work = self._traffic.start_all_reduce(bucket.flat, self._world.group)
 
 

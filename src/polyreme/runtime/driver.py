@@ -70,16 +70,16 @@ class OnGradients(Protocol):
 class StepResult:
     """What a step came to, the same on all ranks but for `times.step_s`.
 
-    `loss` is the mean over all labels that carry loss. A skipped step has a reason and, where one
-    rank is to blame, its number. `said` holds what each rank told. `memory_bytes` is the highest
-    peak of any device.
+    `loss` is the mean over all labels that carry loss. A skipped step has a reason and the ranks
+    whose samples caused it, if any did. `said` holds what each rank told. `memory_bytes` is the
+    highest peak of any device.
     """
 
     loss: float | None
     grad_norm: float | None
     weight: float
     reason: str | None
-    rank: int | None
+    bad_ranks: tuple[int, ...]
     said: tuple[Said, ...]
     memory_bytes: int
     times: StepTimes
@@ -88,6 +88,11 @@ class StepResult:
     def skipped(self) -> bool:
         """Whether no parameter changed."""
         return self.reason is not None
+
+    @property
+    def rank(self) -> int | None:
+        """The first of the ranks to blame."""
+        return self.bad_ranks[0] if self.bad_ranks else None
 
     @property
     def stop(self) -> bool:
@@ -152,7 +157,7 @@ class Driver:
         with profiled, self._buffers_kept() as restore:
             loss_sum, weight = self._accumulate(microbatches, nominal_weight)
             agreed = self._agree(loss_sum, weight, say)
-            reason, rank, norm = self._judge(agreed, nominal_weight)
+            reason, bad_ranks, norm = self._judge(agreed, nominal_weight)
             if reason is None:
                 self._update(agreed, norm, nominal_weight, rate_factor)
             else:
@@ -166,7 +171,7 @@ class Driver:
             grad_norm=norm if reason is None else None,
             weight=agreed.weight,
             reason=reason,
-            rank=rank,
+            bad_ranks=bad_ranks,
             said=agreed.said,
             memory_bytes=int(max(own.peak_bytes for own in agreed.own)),
             times=step_times(
@@ -212,8 +217,11 @@ class Driver:
         rows = torch.zeros(world.n_ranks, len(own), dtype=torch.float64)
         rows[world.rank] = torch.tensor(own, dtype=torch.float64)
         used = torch.tensor([float(p.used) for p in trainable], dtype=torch.float64)
-        bad_loss = torch.zeros(world.n_ranks, dtype=torch.float64, device=world.device)
-        bad_loss[world.rank] = ~torch.isfinite(loss_sum)
+        bad = torch.zeros(world.n_ranks, 2, dtype=torch.float64, device=world.device)
+        bad[world.rank, 0] = ~torch.isfinite(loss_sum)
+        finite = self.applied.traffic.all_finite()
+        if finite is not None:
+            bad[world.rank, 1] = ~finite
         sums = torch.stack(
             [
                 loss_sum,
@@ -223,24 +231,26 @@ class Driver:
             ]
         )
         host = torch.cat([rows.flatten(), used]).to(world.device)
-        vector = torch.cat([sums, bad_loss, host])
+        vector = torch.cat([sums, bad.flatten(), host])
         if world.group is not None:
             self.applied.traffic.all_reduce(vector, world.group)
         return _Agreed.read(vector.tolist(), world.n_ranks)
 
     def _judge(
         self, agreed: _Agreed, nominal_weight: float
-    ) -> tuple[str | None, int | None, float]:
-        """Why the step is skipped (None: it is not), the rank to blame, the gradient's norm."""
+    ) -> tuple[str | None, tuple[int, ...], float]:
+        """Why the step is skipped (None: it is not), the ranks to blame, the gradient's norm."""
         factor = nominal_weight / agreed.weight if agreed.weight else 0.0
         norm = math.sqrt(agreed.square_sum) * factor if agreed.square_sum >= 0 else math.nan
         if any(agreed.bad_loss):
-            return "loss is not finite", agreed.bad_loss.index(True), norm
+            return "loss is not finite", _where(agreed.bad_loss), norm
         if not agreed.weight:
-            return "no label carries loss", None, norm
+            return "no label carries loss", (), norm
         if not math.isfinite(norm):
-            return "gradient norm is not finite", None, norm
-        return None, None, norm
+            alone = self._world.group is None
+            ranks = (0,) if alone else _where(agreed.bad_gradient)
+            return "gradient norm is not finite", ranks, norm
+        return None, (), norm
 
     def _update(
         self, agreed: _Agreed, norm: float, nominal_weight: float, rate_factor: float
@@ -312,6 +322,7 @@ class _Agreed:
     weight: float
     square_sum: float
     bad_loss: tuple[bool, ...]
+    bad_gradient: tuple[bool, ...]
     own: tuple[_Own, ...]
     used: tuple[bool, ...]
 
@@ -326,14 +337,20 @@ class _Agreed:
     def read(values: list[float], n_ranks: int) -> _Agreed:
         rest = iter(values)
         loss_sum, weight, *squares = islice(rest, 4)
+        bad = [flag > 0 for flag in islice(rest, 2 * n_ranks)]
         return _Agreed(
             loss_sum=loss_sum,
             weight=weight,
             square_sum=sum(squares),
-            bad_loss=tuple(flag > 0 for flag in islice(rest, n_ranks)),
+            bad_loss=tuple(bad[::2]),
+            bad_gradient=tuple(bad[1::2]),
             own=tuple(_Own(*islice(rest, len(_Own._fields))) for _ in range(n_ranks)),
             used=tuple(flag > 0 for flag in rest),
         )
+
+
+def _where(flags: Sequence[bool]) -> tuple[int, ...]:
+    return tuple(rank for rank, flag in enumerate(flags) if flag)
 
 
 def _square_sum(tensors: Sequence[torch.Tensor], device: torch.device) -> torch.Tensor:

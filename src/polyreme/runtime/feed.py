@@ -52,6 +52,18 @@ class Feed:
         n = self._layout.replica
         return sum(len(self._order.local(step, worker, n)) for worker in range(n))
 
+    def sample_ids(self, step: int) -> tuple[int, ...]:
+        """Sample numbers of the step, worker by worker."""
+        n = self._layout.replica
+        return tuple(int(i) for worker in range(n) for i in self._order.local(step, worker, n))
+
+    def own_ids(self, step: int) -> list[list[int]]:
+        """Sample numbers of this rank's microbatches of the step."""
+        replica, shard = self._world.coordinates(self._layout)
+        worker = self._order.local(step, replica, self._layout.replica)
+        local = share(worker, shard, self._layout.shard)
+        return [part.tolist() for part in microbatches(local, self._n)]
+
     def steps(self, first: int, stop: int) -> Prefetcher[list[dict[str, torch.Tensor] | None]]:
         """What is read for each step, ahead of its use; `to_device` makes microbatches of it."""
         return Prefetcher(self._read, first, stop)

@@ -18,7 +18,8 @@ class Job:
     """One training run as one process sees it.
 
     `partition` says how samples are dealt to replicas that own their data (unset: all share one
-    order). `folder` is the run folder (exists already); `resume` a checkpoint folder to start from.
+    order). `folder` is the run folder (exists already; without one, samples that made a run fail
+    are not kept), `resume` a checkpoint folder to start from.
     """
 
     graph: LayerGraph
@@ -26,6 +27,6 @@ class Job:
     source: Source
     train: Train
     algorithm: DataParallel
-    folder: Path
+    folder: Path | None = None
     partition: Partition | None = None
     resume: Path | None = None

@@ -19,6 +19,7 @@ from .evaluate import evaluate
 from .feed import Feed
 from .job import Job
 from .mesh import World
+from .nonfinite import save_samples
 from .state import Progress, State
 
 
@@ -215,12 +216,32 @@ class _Run:
             self.final_loss = result.loss
         self._record(result, n_samples, factor, self.applied.traffic.sent_bytes - sent_bytes)
         if self.state.progress.skipped_in_row > settings.max_skipped:
-            where = "" if result.rank is None else f" on rank {result.rank}"
-            raise RunError(
-                f"step {before.step + 1}: {self.state.progress.skipped_in_row} steps in a row were "
-                f"skipped, more than train.max_skipped; the last because {result.reason}{where}"
+            rule = (
+                f"{self.state.progress.skipped_in_row} steps in a row were skipped, more than "
+                "train.max_skipped"
             )
+            raise self._not_finite(rule, result, read)
+        if self.state.progress.skipped_in_row == self.n_steps:
+            raise self._not_finite("every step of the run was skipped", result, read)
         return result
+
+    def _not_finite(
+        self, rule: str, result: StepResult, read: list[dict[str, torch.Tensor] | None]
+    ) -> RunError:
+        """The error that ends a run, the same on all ranks; those to blame keep their samples."""
+        step, folder, rank = self.state.progress.step, self.job.folder, self.world.rank
+        assert result.reason is not None, "skipped steps have a reason"
+        kept = ""
+        if folder is not None and result.bad_ranks:
+            home = folder / "nonfinite"
+            kept = f"; their samples are in {home}"
+            if rank in result.bad_ranks:
+                ids = self.feed.own_ids(step - 1)
+                save_samples(home, step=step, rank=rank, reason=result.reason, ids=ids, read=read)
+            self.world.barrier()
+        ranks = ", ".join(map(str, result.bad_ranks))
+        where = f" on rank {ranks}" if ranks else ""
+        return RunError(f"step {step}: {rule}; the last because {result.reason}{where}{kept}")
 
     def _record(self, result: StepResult, n_samples: int, factor: float, sent_bytes: int) -> None:
         now, step_s = self.state.progress, result.times.step_s
@@ -232,7 +253,9 @@ class _Run:
                 samples_per_s=n_samples / step_s,
                 memory_bytes=result.memory_bytes,
             )
-        due = now.step % self.job.train.log_every == 0 or now.step == self.n_steps
+        settings = self.job.train
+        due = now.step % settings.log_every == 0 or now.step == self.n_steps
+        listed = settings.log_samples or result.skipped
         if self.log is None or not (due or result.skipped):
             return
         self.log.write(
@@ -254,6 +277,7 @@ class _Run:
                 skipped=result.skipped,
                 reason=result.reason,
                 rank=result.rank,
+                sample_ids=self.feed.sample_ids(now.step - 1) if listed else None,
             )
         )
 

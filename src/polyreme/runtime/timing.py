@@ -59,6 +59,7 @@ class Traffic:
         self.blocked_s = 0.0
         self.sent_bytes = 0
         self.n_reductions = 0
+        self._given: list[torch.Tensor] = []
 
     @contextmanager
     def blocked(self) -> Iterator[None]:
@@ -72,6 +73,15 @@ class Traffic:
     def count(self, full_bytes: int, n_ranks: int, passes: int) -> None:
         """Count a ring collective over the full tensor; an all-reduce makes two passes."""
         self.sent_bytes += passes * full_bytes * (n_ranks - 1) // n_ranks
+
+    def note_given(self, gradients: torch.Tensor) -> None:
+        """Remember whether what this rank gives to a sum is finite; costs one pass over it."""
+        self._given.append(gradients.sum())
+
+    def all_finite(self) -> torch.Tensor | None:
+        """Whether all given since the last call was finite, on the device; None: nothing given."""
+        given, self._given = self._given, []
+        return torch.isfinite(torch.stack(given)).all() if given else None
 
     def start_all_reduce(self, tensor: torch.Tensor, group: dist.ProcessGroup) -> Any:
         """Begin the sum of the tensor over the group, in place; give the result to `finish`."""
@@ -143,6 +153,7 @@ class TimedReduceScatter(_fsdp_api.ReduceScatter):
     ) -> dist.Work | None:
         """Sum all ranks' inputs and keep this rank's part in the output."""
         self._traffic.count(input_tensor.nbytes, group.size(), 1)
+        self._traffic.note_given(input_tensor)
         self._traffic.n_reductions += 1
         with self._traffic.blocked():
             work: dist.Work | None = _reduce_scatter(

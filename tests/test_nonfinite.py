@@ -1,0 +1,94 @@
+"""Losses and gradients that are not finite: who is named, what is kept, when a run ends."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+import torch
+from safetensors import safe_open
+
+from polyreme.algo.train import Train
+from polyreme.data.order import Order
+from polyreme.errors import RunError
+from polyreme.runtime import loop
+from test_runtime import Record
+from test_runtime_oddities import PAIRS, OneLayer, Poisoned, Scale, _scale_graph
+from tiny import Case, plan
+
+STEPS, BATCH = 4, 4
+
+
+class Root(Scale):
+    """Its value at 0 is finite, its slope is not."""
+
+    def forward(self, x):
+        return (x * self.weight).sqrt()
+
+
+class RootLayer(OneLayer):
+    def build(self, layer):
+        with torch.device("meta"):
+            return Root()
+
+
+def _order():
+    return Order(n_samples=40, global_batch=BATCH, seed=0, tail="drop")
+
+
+def _train(world, layout, poisoned, folder=None, max_skipped=20):
+    """The error, or the record of the first rank."""
+    graph = _scale_graph(RootLayer())
+    job = replace(
+        Case().job(),
+        graph=graph,
+        plan=plan(graph, **layout, global_batch=BATCH),
+        source=Poisoned(poisoned, poison=0.0),
+        train=Train(steps=STEPS, global_batch=BATCH, max_skipped=max_skipped, tail="drop"),
+        folder=folder,
+    )
+    record = Record()
+    try:
+        outcome = loop.train(job, world, log=record)
+    except RunError as error:
+        return str(error)
+    finite = all(torch.isfinite(t).all().item() for t in outcome.state.tensors().values())
+    return finite, [(e.reason, e.rank, e.sample_ids) for e in record.events]
+
+
+@pytest.mark.parametrize("layout", PAIRS, ids=str)
+def test_a_gradient_that_is_not_finite_names_its_rank(pool, layout):
+    poisoned = [int(_order().local(1, 1, 2)[0])]
+    (finite, events), _ = pool(2).run(_train, layout, poisoned)
+    assert finite
+    named = ("gradient norm is not finite", 1, tuple(_order().batch(1).tolist()))
+    assert events == [(None, None, None), named, (None, None, None), (None, None, None)]
+
+
+def test_a_lone_process_names_itself(pool):
+    poisoned = [int(_order().batch(2)[3])]
+    [(finite, events)] = pool(1).run(_train, {}, poisoned)
+    assert finite
+    assert [event[:2] for event in events].index(("gradient norm is not finite", 0)) == 2
+
+
+def test_the_samples_that_ended_a_run_are_kept(pool, tmp_path):
+    poisoned = [int(_order().local(step, 1, 2)[1]) for step in (1, 2)]
+    first, second = pool(2).run(_train, {"replica": 2}, poisoned, tmp_path, 1)
+    assert first == second
+    assert "step 3: 2 steps in a row" in first
+    assert "on rank 1; their samples are in" in first
+    [path] = (tmp_path / "nonfinite").iterdir()
+    assert path.name == "step-3.rank-1.safetensors"
+    ids = _order().local(2, 1, 2)
+    with safe_open(path, "pt") as file:
+        assert json.loads(file.metadata()["sample_ids"]) == [ids.tolist()]
+        features = file.get_tensor("0.features")
+    assert torch.equal(features, Poisoned(poisoned, poison=0.0).train(ids)["features"])
+
+
+def test_a_run_without_one_finite_step_does_not_end_as_done(pool, tmp_path):
+    first, _ = pool(2).run(_train, {"replica": 2}, list(range(40)), tmp_path)
+    assert "every step of the run was skipped" in first
+    assert len(list((tmp_path / "nonfinite").iterdir())) == 2
