@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import time
 
@@ -9,6 +10,7 @@ import msgspec
 import pytest
 
 from polyreme import runlog
+from polyreme.errors import RunError
 from polyreme.runlog import CheckpointEvent, EvalEvent, FaultEvent, RestartEvent, StepEvent, Writer
 
 
@@ -53,6 +55,47 @@ def test_every_kind_of_event_comes_back_as_written(tmp_path):
     assert list(runlog.read(path)) == events
     kinds = [json.loads(line)["kind"] for line in path.read_text().splitlines()]
     assert kinds == ["restart", "step", "step", "eval", "checkpoint", "fault"]
+
+
+class FullFor:
+    """A file on a disk that takes a few bytes, then none for some writes, then all."""
+
+    name = "log.jsonl"
+
+    def __init__(self, n_writes: int) -> None:
+        self.content, self._refuse = b"", [3, *[0] * n_writes]
+
+    def write(self, data: bytes) -> int:
+        if self._refuse and (room := self._refuse.pop(0)) == 0:
+            raise OSError(errno.ENOSPC, "no space left")
+        part = bytes(data[:room] if self._refuse else data)
+        self.content += part
+        return len(part)
+
+    def close(self) -> None:
+        pass
+
+
+def test_a_full_disk_holds_events_back_and_loses_none(tmp_path):
+    path = tmp_path / "log.jsonl"
+    writer = Writer(path)
+    writer._file.close()
+    writer._file = FullFor(2)
+    for number in (1, 2, 3):
+        writer.write(step_event(number))
+    writer.close()
+    path.write_bytes(writer._file.content)
+    assert [event.step for event in runlog.read(path)] == [1, 2, 3]
+
+
+def test_events_that_never_found_room_are_an_error(tmp_path):
+    writer = Writer(tmp_path / "log.jsonl")
+    writer._file.close()
+    writer._file = FullFor(100)
+    writer.write(step_event(1))
+    writer.write(step_event(2))
+    with pytest.raises(RunError, match="last 2 events"):
+        writer.close()
 
 
 def test_an_event_is_in_the_file_as_soon_as_it_is_written(tmp_path):

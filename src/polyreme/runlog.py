@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -9,7 +10,10 @@ from typing import IO, Any, Literal
 
 import msgspec
 
+from .errors import RunError
+
 _BLOCK_BYTES = 2**16
+_FULL = (errno.ENOSPC, errno.EDQUOT)
 Status = Literal["done", "interrupted", "failed"]
 
 
@@ -116,12 +120,14 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Writer:
-    """Appends events to a file as they come, each line flushed.
+    """Appends events to a file as they come, each at once.
 
     A file that exists is gone on with: the line that a killed run cut is removed, the attempt is
     the next one and the clock runs on from the last event. So the log of a resumed run drops no
     event, and neither attempts nor seconds go back. `began_s` (``time.time``) is when this attempt
     began if that was earlier, so that its start-up counts. `listeners` are told of every event.
+
+    While the disk is full events are held back and written once there is room, in order.
     """
 
     def __init__(
@@ -138,7 +144,8 @@ class Writer:
         self._start_s = time.monotonic() - last.t - before_s
         self._encoder = msgspec.json.Encoder()
         self._listeners = tuple(listeners)
-        self._file: IO[bytes] = path.open("ab")
+        self._file: IO[bytes] = path.open("ab", buffering=0)
+        self._held = bytearray()
 
     @property
     def t(self) -> float:
@@ -147,14 +154,26 @@ class Writer:
 
     def write(self, event: Event) -> None:
         """Append one event, and tell it to the listeners."""
-        self._file.write(self._encoder.encode(event) + b"\n")
-        self._file.flush()
+        self._held += self._encoder.encode(event) + b"\n"
+        self._write_held()
         for listener in self._listeners:
             listener(event)
 
     def close(self) -> None:
-        """Close the file."""
+        """Close the file. Raises RunError if events are held back still."""
+        self._write_held()
+        path, n_lost = self._file.name, self._held.count(b"\n")
         self._file.close()
+        if n_lost:
+            raise RunError(f"the disk is full: the last {n_lost} events are missing in {path}")
+
+    def _write_held(self) -> None:
+        try:
+            while self._held:
+                del self._held[: self._file.write(self._held)]
+        except OSError as error:
+            if error.errno not in _FULL:
+                raise
 
 
 class _Mark(msgspec.Struct, frozen=True, kw_only=True):
