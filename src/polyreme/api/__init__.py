@@ -36,20 +36,28 @@ def read(
     trusted: Sequence[str] = (),
 ) -> specs.Spec:
     """A checked spec. Raises ConfigError with every violation."""
-    if not isinstance(spec, str | Path | Mapping | specs.Spec):
-        rule, legal = "is no specification", '"spec.toml", a dict of its tables, or a Spec'
-        kind = type(spec).__name__
-        raise ConfigError([Violation(path="spec", value=kind, rule=rule, legal=legal)])
-    if isinstance(spec, specs.Spec):
-        spec = specs.tables(spec)
-    if isinstance(spec, Mapping):
-        found = specs.parse(spec, overrides, trusted=trusted)
+    source = _source(spec)
+    if isinstance(source, Mapping):
+        found = specs.parse(source, overrides, trusted=trusted)
     else:
-        found = specs.load(Path(spec), overrides, trusted=trusted)
+        found = specs.load(source, overrides, trusted=trusted)
     violations = specs.check(found, devices, trusted=trusted) if devices is not None else []
     if violations:
         raise ConfigError(violations)
     return found
+
+
+def _source(spec: SpecLike) -> Path | Mapping[str, Any]:
+    """The tables of a spec, or its path. Raises ConfigError for anything else."""
+    if isinstance(spec, str | Path):
+        return Path(spec)
+    if isinstance(spec, specs.Spec):
+        return specs.tables(spec)
+    if isinstance(spec, Mapping):
+        return spec
+    rule, legal = "is no specification", '"spec.toml", a dict of its tables, or a Spec'
+    kind = type(spec).__name__
+    raise ConfigError([Violation(path="spec", value=kind, rule=rule, legal=legal)])
 
 
 def graph(model: Any, sample: SampleSpec, **parts: Any) -> LayerGraph:
@@ -214,16 +222,11 @@ def check(
     devices: int | None = None,
 ) -> None:
     """Raise ConfigError with everything that is wrong with a spec, or with a plan for it."""
-    from .problem import pose
-    from .steps import arranged, given_plan
+    from .checking import violations
 
-    problem = pose(read(spec, overrides, devices=devices), devices=devices)
-    wanted = problem.spec
-    if wanted.data.partition is None:
-        arranged(wanted, wanted.data.open(wanted.train.seq_len, wanted.train.seed), n_workers=1)
-    given = plan or problem.spec.parallel.plan
-    if given is not None:
-        given_plan(problem, Path(given))
+    found = violations(_source(spec), overrides, plan, devices)
+    if found:
+        raise ConfigError(found)
 
 
 def report(

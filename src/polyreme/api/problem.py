@@ -47,10 +47,15 @@ def pose(
     Raises:
         ConfigError: spec, model, data and cluster do not go together; every reason.
     """
-    there, accelerator = machines or _machines(spec, cluster, devices)
+    there, accelerator = machines or machines_of(spec, cluster, devices)
     violations = check(spec, there.n_devices, trusted=("data",))
     if violations:
         raise ConfigError(violations)
+    return posed(spec, there, accelerator)
+
+
+def posed(spec: Spec, there: Cluster, accelerator: Accelerator | None) -> Problem:
+    """The problem of a spec that is known to be right. Raises ConfigError for model and data."""
     spec = matched(spec)
     return Problem(
         spec=spec,
@@ -67,9 +72,10 @@ def pose(
     )
 
 
-def _machines(
+def machines_of(
     spec: Spec, cluster: str | None, devices: int | None
 ) -> tuple[Cluster, Accelerator | None]:
+    """The named cluster, the spec's, or this machine with its accelerator."""
     named = parse(cluster, "--cluster") if cluster else spec.cluster.cluster()
     if named is not None:
         return (first(named, devices, "--devices") if devices else named), None

@@ -11,6 +11,7 @@ from ..graph.layer import LayerGraph
 from .check_order import order_violations
 from .ir import (
     AXES,
+    BUCKET_BYTES,
     LayerPlan,
     Plan,
     Workload,
@@ -27,18 +28,29 @@ def check(
 ) -> list[Violation]:
     """Every rule that the plan breaks; none means that it can be run.
 
-    With a workload, a plan made for other inputs is one of them; one for another model breaks
-    that rule alone, since all others follow from it.
+    With a workload, a plan made for other inputs is one of them; of one for another model it is
+    not said which layers differ.
     """
     stale = [] if workload is None else list(_stale(plan, graph, cluster, workload))
+    alone = check_alone(plan, cluster)
     if workload is not None and "graph" in _differing(plan, graph, cluster, workload):
-        return stale
+        return [*stale, *alone]
     layers = [*_layers(plan, graph), *_dependencies(plan, graph)]
+    found = [*stale, *layers, *alone, *_twice(plan, graph)]
+    if not layers:
+        found += _ties(plan, graph)
+    return found
+
+
+def check_alone(plan: Plan, cluster: Cluster | None) -> list[Violation]:
+    """The rules that a plan breaks whatever the model, on this cluster if it is known."""
     placed = list(_devices(plan, cluster))
-    found = [*stale, *layers, *placed, *_batch(plan), *_unsupported(plan)]
-    found += _twice(plan, graph)
-    if not layers and not placed:
-        found += [*order_violations(plan), *_ties(plan, graph), *_memory(plan, cluster)]
+    batch = list(_batch(plan))
+    found = [*placed, *batch, *_unsupported(plan)]
+    if not placed and not batch:
+        found += order_violations(plan)
+    if not placed and cluster is not None:
+        found += _memory(plan, cluster)
     return found
 
 
@@ -97,7 +109,7 @@ def _dependencies(plan: Plan, graph: LayerGraph) -> Iterator[Violation]:
                 yield _wrong("stages", layer.name, rule, "the order of the model")
 
 
-def _devices(plan: Plan, cluster: Cluster) -> Iterator[Violation]:
+def _devices(plan: Plan, cluster: Cluster | None) -> Iterator[Violation]:
     """Placements name devices that exist, once each, and the layers' splits the same ones."""
     splits: dict[int, tuple[int, ...]] = {}
     for index, stage in enumerate(plan.stages):
@@ -107,7 +119,7 @@ def _devices(plan: Plan, cluster: Cluster) -> Iterator[Violation]:
             continue
         for placement in stage.placements:
             for device, count in Counter(placement).items():
-                if not 0 <= device < cluster.n_devices:
+                if cluster is not None and not 0 <= device < cluster.n_devices:
                     rule = f"is no device of {cluster.name}"
                     yield _wrong(path, device, rule, f"0 to {cluster.n_devices - 1}")
                 elif count > 1:
@@ -126,19 +138,21 @@ def _devices(plan: Plan, cluster: Cluster) -> Iterator[Violation]:
 
 
 def _batch(plan: Plan) -> Iterator[Violation]:
-    if plan.microbatches < 1:
-        yield _wrong("microbatches", plan.microbatches, "is too few", "1 or more")
     if plan.bucket_bytes < 1:
-        yield _wrong("bucket_bytes", plan.bucket_bytes, "is too few", "1 or more")
+        legal = f"{BUCKET_BYTES} (or any integer >= 1)"
+        yield _wrong("bucket_bytes", plan.bucket_bytes, "is not >= 1", legal)
     layouts = [data_layout(layer_plan.split) for layer_plan in _distinct(plan).values()]
     ranks = max((len(layout.devices) for layout in layouts if layout is not None), default=1)
     if plan.global_batch < ranks:
         rule = f"leaves a device without a sample: there are {ranks}"
-        yield _wrong("global_batch", plan.global_batch, rule, f"{ranks} or more")
-    elif plan.microbatches > plan.global_batch // ranks:
-        least = plan.global_batch // ranks
-        rule = f"exceeds the samples of a device, {least}"
-        yield _wrong("microbatches", plan.microbatches, rule, f"1 to {least}")
+        legal = f"{ranks} (or any integer >= {ranks})"
+        yield _wrong("global_batch", plan.global_batch, rule, legal)
+    most = plan.global_batch // ranks
+    low = plan.microbatches < 1
+    if low or 0 < most < plan.microbatches:
+        rule = "is not >= 1" if low else f"exceeds the samples of a device, {most}"
+        legal = "1" if most <= 1 else f"1 (or any integer >= 1 and <= {most})"
+        yield _wrong("microbatches", plan.microbatches, rule, legal)
 
 
 def _unsupported(plan: Plan) -> Iterator[Violation]:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Container, Iterator, Mapping, Sequence
+from itertools import islice
 
 from ..errors import Violation
 from .ir import Action, Plan
 
+_MOST = 8  # microbatches of a device that are named where all of them are missing
 _Key = tuple[str, int, int, int]  # kind, stage, microbatch, token slice
 
 
@@ -61,12 +63,13 @@ def _device_violations(
             if count > 1:
                 yield _wrong(where, _show(key), f"stands {count} times", "once")
         forward = {key[2] for key in place if key[0] == "F"}
-        for microbatch in sorted(set(range(microbatches)) ^ forward):
-            known = microbatch in range(microbatches)
-            if known and stage in shared:
-                continue
-            rule = "has no forward pass" if known else "is no microbatch of the plan"
-            yield _wrong(where, f"microbatch {microbatch}", rule, f"0 to {microbatches - 1}")
+        legal = "0" if microbatches <= 1 else f"0 (or any integer >= 0 and <= {microbatches - 1})"
+        missing = (each for each in range(microbatches) if each not in forward)
+        for microbatch in () if stage in shared else islice(missing, _MOST):
+            yield _wrong(where, f"microbatch {microbatch}", "has no forward pass", "F, then B")
+        for microbatch in sorted(each for each in forward if not 0 <= each < microbatches):
+            rule = "is no microbatch of the plan"
+            yield _wrong(where, f"microbatch {microbatch}", rule, legal)
         for key in [key for key in place if key[0] == "F"]:
             yield from _backward_violations(where, place, key)
         for key in [key for key in place if key[0] in "BIW" and ("F", *key[1:]) not in place]:

@@ -34,15 +34,30 @@ def parse(
     document: Mapping[str, Any], overrides: Sequence[str] = (), *, trusted: Sequence[str] = ()
 ) -> Spec:
     """The spec of a document of tables. Raises ConfigError with every violation."""
+    spec, violations = examine(document, overrides, trusted=trusted)
+    if violations:
+        raise ConfigError(violations)
+    return spec
+
+
+def examine(
+    document: Mapping[str, Any],
+    overrides: Sequence[str] = (),
+    n_devices: int | None = None,
+    *,
+    trusted: Sequence[str] = (),
+) -> tuple[Spec, list[Violation]]:
+    """The spec of a document, and every violation.
+
+    With violations it holds what could be read; asking for anything else raises `partial.Unread`.
+    """
     try:
         whole, wrong = _overridden(document, overrides)
     except RecursionError:
         rule, legal = "is nested too deeply", "tables in tables, a few deep"
         raise ConfigError([Violation(path="spec", value=None, rule=rule, legal=legal)]) from None
-    spec, violations = _examine(whole, None, trusted)
-    if wrong or violations:
-        raise ConfigError([*wrong, *violations])
-    return spec
+    spec, violations = _examine(whole, n_devices, trusted)
+    return spec, [*wrong, *violations]
 
 
 def check(

@@ -23,6 +23,8 @@ def impossible(spec: Spec, n_devices: int | None) -> list[Violation]:
         partial(_batch, spec),
         partial(_metric, spec),
         partial(_heldout, spec),
+        partial(_best, spec),
+        partial(_fewer, spec, n_devices),
         partial(_reference, spec),
         partial(_trackers, spec),
         partial(fit.objective, spec),
@@ -74,6 +76,39 @@ def _heldout(spec: Spec) -> Iterator[Violation]:
         return
     rule = "holds nothing out, so report.target is never measured"
     yield Violation(path="data.heldout", value=spec.data.heldout, rule=rule, legal="0.1")
+
+
+def _best(spec: Spec) -> Iterator[Violation]:
+    best = spec.train.keep_best
+    if best is None:
+        return
+    path = "train.keep_best"
+    if best == "test_accuracy" and spec.data.needs_seq_len:
+        rule = "is never measured: text is judged by its held-out loss"
+        legal = '"heldout_loss" (or leave it out)'
+        yield Violation(path=path, value=best, rule=rule, legal=legal)
+    elif spec.data.heldout == 0 and not isinstance(spec.data, Arrays):
+        rule = "is never measured: data.heldout is 0"
+        legal = "leave it out, or data.heldout = 0.1"
+        yield Violation(path=path, value=best, rule=rule, legal=legal)
+
+
+def _fewer(spec: Spec, n_devices: int | None) -> Iterator[Violation]:
+    least = spec.train.min_devices
+    if least is None:
+        return
+    path = "train.min_devices"
+    degrees = {axis: getattr(spec.parallel, axis) or 1 for axis in _SPACE}
+    fixed = math.prod(degrees.values())
+    if n_devices is not None and least > n_devices:
+        rule = f"is more than the number of devices, {n_devices}"
+        legal = f"{n_devices} (or any integer >= {min(fixed, n_devices)} and <= {n_devices})"
+        yield Violation(path=path, value=least, rule=rule, legal=legal)
+    elif least < fixed:
+        shown = " x ".join(f"{axis} {degree}" for axis, degree in degrees.items() if degree > 1)
+        rule = f"is less than {shown} = {fixed}, which [parallel] fixes"
+        legal = f"{fixed} (or any integer >= {fixed})"
+        yield Violation(path=path, value=least, rule=rule, legal=legal)
 
 
 def _reference(spec: Spec) -> Iterator[Violation]:

@@ -1,0 +1,161 @@
+"""Everything wrong with a spec, with its fit to data and machine, and with a plan, at once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from .. import spec as specs
+from ..algo.compose import DataParallel
+from ..algo.train import Train
+from ..errors import ConfigError, Violation
+from ..spec import Partial, Unread
+
+if TYPE_CHECKING:
+    from ..cluster.accelerator import Accelerator
+    from ..cluster.types import Cluster
+    from ..plan.ir import Plan
+    from .problem import Problem
+
+_T = TypeVar("_T")
+_DEGREES = ("replica", "shard", "tp", "cp", "pp")
+
+
+class _Found:
+    """Violations as they are found, each once."""
+
+    def __init__(self) -> None:
+        self.violations: list[Violation] = []
+
+    def add(self, violations: Sequence[Violation]) -> None:
+        known = {(each.path, each.rule) for each in self.violations}
+        self.violations += [each for each in violations if (each.path, each.rule) not in known]
+
+    def of(self, step: Callable[[], _T]) -> _T | None:
+        """What the step gives; nothing where it finds faults, or cannot be judged for others."""
+        try:
+            return step()
+        except Unread:
+            return None
+        except ConfigError as error:
+            self.add(error.violations)
+            return None
+
+
+def violations(
+    source: Path | Mapping[str, Any],
+    overrides: Sequence[str],
+    plan: Path | None,
+    devices: int | None,
+) -> tuple[Violation, ...]:
+    """Every violation; what cannot be judged because of another one is left out.
+
+    The model is built (which takes seconds) once nothing else is wrong; with a plan in any case.
+    """
+    found = _Found()
+    spec = found.of(lambda: _read(source, overrides, found))
+    named = plan or (None if spec is None else found.of(lambda: spec.parallel.plan))
+    given = None if named is None else found.of(lambda: _plan(Path(named)))
+    machines = None
+    if spec is not None and (not found.violations or named or found.of(lambda: _counts(spec))):
+        machines = found.of(lambda: _machines(spec, devices))
+    cluster = machines[0] if machines else None
+    if spec is not None and (cluster is not None or devices is not None):
+        n_devices = cluster.n_devices if cluster is not None else devices
+        found.add(specs.impossible(spec, n_devices))
+    problem = None
+    if spec is not None and machines is not None and (not found.violations or given is not None):
+        problem = found.of(lambda: _problem(spec, machines, found.violations))
+    if problem is not None:
+        found.of(lambda: _ordered(problem, given))
+    if given is not None:
+        found.add(_of_plan(given, problem, cluster))
+    return tuple(found.violations)
+
+
+def _read(source: Path | Mapping[str, Any], overrides: Sequence[str], found: _Found) -> specs.Spec:
+    document = source if isinstance(source, Mapping) else specs.toml(source)
+    spec, wrong = specs.examine(document, overrides)
+    found.add(wrong)
+    return spec
+
+
+def _plan(path: Path) -> Plan:
+    from ..plan import store
+
+    return store.load(path)
+
+
+def _counts(spec: specs.Spec) -> bool:
+    """Whether a rule asks how many devices there are."""
+    asked = [getattr(spec.parallel, axis) for axis in _DEGREES]
+    asked += [spec.train.min_devices, spec.cluster.devices]
+    return any(number is not None for number in asked)
+
+
+def _machines(spec: specs.Spec, devices: int | None) -> tuple[Cluster, Accelerator | None]:
+    from .problem import machines_of
+
+    return machines_of(spec, None, devices)
+
+
+def _problem(
+    spec: specs.Spec,
+    machines: tuple[Cluster, Accelerator | None],
+    wrong: Sequence[Violation],
+) -> Problem | None:
+    """The problem, if all that it is made of is right."""
+    from .problem import posed
+
+    if any(_section(each) in ("model", "data") or each.path == "train.seq_len" for each in wrong):
+        return None
+    train = spec.train
+    whole = specs.Spec(
+        model=_right(spec.model),
+        data=_right(spec.data),
+        train=Train(
+            steps=1,
+            global_batch=train.global_batch,
+            seq_len=train.seq_len,
+            seed=train.seed,
+            precision=train.precision,
+            tail=train.tail,
+        ),
+        data_parallel=DataParallel(rule=_right(spec.data_parallel.rule)),
+    )
+    return posed(whole, *machines)
+
+
+def _right(table: _T) -> _T:
+    if type(table) is Partial:
+        raise Unread
+    return table
+
+
+def _section(violation: Violation) -> str:
+    return violation.path.partition(".")[0]
+
+
+def _ordered(problem: Problem, plan: Plan | None) -> None:
+    """Batch, data and the workers of a plan must go together."""
+    from ..plan.ir import data_layout
+    from .steps import arranged
+
+    spec = problem.spec
+    layout = None
+    if plan is not None and plan.layer_plans:
+        layout = data_layout(next(iter(plan.layer_plans.values())).split)
+    if spec.data.partition is not None and layout is None:
+        return  # dealt by the number of replicas, which the plan decides
+    source = spec.data.open(spec.train.seq_len, spec.train.seed)
+    n_workers = layout.replica if layout is not None and spec.data.partition is not None else 1
+    arranged(spec, source, n_workers=n_workers)
+
+
+def _of_plan(plan: Plan, problem: Problem | None, cluster: Cluster | None) -> list[Violation]:
+    from ..plan.check import check, check_alone
+
+    if problem is None:
+        return check_alone(plan, cluster)
+    return check(plan, problem.graph, problem.cluster, problem.workload)

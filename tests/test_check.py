@@ -1,0 +1,136 @@
+"""`polyreme check`: everything that is wrong is said at once."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+import polyreme as pr
+from planner_toy import cluster, toy
+from polyreme.errors import ConfigError, Violation
+from polyreme.plan import store
+from polyreme.plan.check import check, check_alone
+from polyreme.plan.ir import LayerPlan, Leaf, Plan, Stage, accumulation_order
+
+DIGITS: dict[str, Any] = {
+    "model": {"kind": "mlp", "hidden": [16]},
+    "data": {"kind": "digits"},
+    "train": {"steps": 3, "global_batch": 16},
+    "cluster": {"cpu_processes": 2},
+}
+TEXT: dict[str, Any] = {
+    "model": {"kind": "char_lstm"},
+    "data": {"kind": "python_source"},
+    "train": {"steps": 3, "seq_len": 8},
+}
+
+
+@pytest.fixture(autouse=True)
+def _alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def _plan(**changes: Any) -> Plan:
+    names = tuple(layer.name for layer in toy().layers)
+    plan = Plan(
+        stages=(Stage(layers=names, placements=((0,),)),),
+        layer_plans=dict.fromkeys(names, LayerPlan(split=Leaf(0))),
+        order=(accumulation_order(1),),
+        microbatches=1,
+        global_batch=16,
+        seq_len=1,
+        precision="fp32",
+    )
+    return msgspec.structs.replace(plan, **changes)
+
+
+def _violations(spec: dict[str, Any], *overrides: str, **how: Any) -> list[Violation]:
+    with pytest.raises(ConfigError) as caught:
+        pr.check(spec, overrides=overrides, **how)
+    return list(caught.value.violations)
+
+
+def _paths(spec: dict[str, Any], *overrides: str, **how: Any) -> set[str]:
+    return {violation.path for violation in _violations(spec, *overrides, **how)}
+
+
+def test_a_sound_spec_is_not_refused() -> None:
+    pr.check(DIGITS)
+
+
+def test_spec_machine_and_plan_are_all_judged_when_each_is_wrong() -> None:
+    store.save(_plan(microbatches=0, bucket_bytes=0), Path("plan.json"))
+    found = _paths(
+        DIGITS,
+        "train.steps=0",
+        "train.min_devices=9",
+        "parallel.shard=7",
+        plan=Path("plan.json"),
+        devices=2,
+    )
+    assert {"train.steps", "train.min_devices", "parallel.shard"} <= found
+    assert {"plan.microbatches", "plan.bucket_bytes", "plan.inputs_hash"} <= found
+
+
+def test_a_plan_is_judged_beside_a_spec_that_is_no_toml() -> None:
+    Path("spec.toml").write_text("[model")
+    Path("plan.json").write_text("{")
+    with pytest.raises(ConfigError) as caught:
+        pr.check("spec.toml", plan=Path("plan.json"))
+    assert [each.path for each in caught.value.violations] == ["spec.toml", "plan"]
+
+
+def test_the_machine_is_judged_beside_a_wrong_step_count() -> None:
+    assert _paths(DIGITS, "train.steps=0", "parallel.shard=3") == {"train.steps", "parallel.shard"}
+
+
+def test_a_batch_larger_than_the_data_is_refused() -> None:
+    assert _paths(DIGITS, "train.global_batch=5000") == {"train.global_batch"}
+
+
+def test_violations_stand_once() -> None:
+    found = _violations(DIGITS, "parallel.shard=3", "train.min_devices=9", devices=2)
+    assert len({(each.path, each.rule) for each in found}) == len(found) == 2
+
+
+@pytest.mark.parametrize(
+    ("spec", "overrides", "path", "legal"),
+    [
+        (TEXT, ("train.keep_best='test_accuracy'",), "train.keep_best", '"heldout_loss"'),
+        (
+            TEXT,
+            ("train.keep_best='heldout_loss'", "data.heldout=0"),
+            "train.keep_best",
+            "leave it out",
+        ),
+        (DIGITS, ("train.min_devices=3",), "train.min_devices", "2 (or any integer >= 1 and <= 2)"),
+        (
+            DIGITS,
+            ("train.min_devices=1", "parallel.shard=2"),
+            "train.min_devices",
+            "2 (or any integer >= 2)",
+        ),
+    ],
+)
+def test_keys_for_trouble_must_fit_data_and_devices(
+    spec: dict[str, Any], overrides: tuple[str, ...], path: str, legal: str
+) -> None:
+    (found,) = _violations(spec, *overrides)
+    assert (found.path, found.legal.startswith(legal)) == (path, True)
+
+
+def test_a_plan_for_another_model_does_not_hide_its_other_faults() -> None:
+    plan = _plan(microbatches=0, inputs_hash="graph:other")
+    paths = {each.path for each in check_alone(plan, cluster(1))}
+    assert paths == {"plan.microbatches"}
+    assert paths <= {each.path for each in check(plan, toy(), cluster(1))}
+
+
+def test_a_plan_of_absurd_numbers_is_judged_at_once() -> None:
+    plan = _plan(microbatches=2**62, global_batch=2**62)
+    found = check_alone(plan, cluster(1))
+    assert 0 < len(found) < 20
+    assert all(each.path.startswith("plan.order") for each in found)
