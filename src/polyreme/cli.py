@@ -290,20 +290,22 @@ def _errors(error: PolyremeError) -> dict[str, Any]:
 
 
 def main() -> None:
-    """The console script; a wrong command line keeps the promise of --json too."""
-    if "--json" not in sys.argv:
+    """The console script; a wrong command line is said as all other faults are."""
+    if len(sys.argv) == 1:
         app()
     try:
         code = app(standalone_mode=False)
+    except typer.Abort:
+        code = 130
     except Exception as error:
-        message = getattr(error, "format_message", None)
-        if message is None:
+        from .api.usage import misused
+
+        violation = misused(error, sys.argv[1:])
+        if violation is None:
             raise
-        violation = Violation(
-            path="command line", value=" ".join(sys.argv[1:]), rule=message(), legal="see --help"
-        )
-        typer.echo(f"polyreme: {message()}", err=True)
-        typer.echo(msgspec.json.encode({"errors": [violation]}).decode())
+        typer.echo(f"polyreme: {violation}", err=True)
+        if "--json" in sys.argv:
+            typer.echo(msgspec.json.encode({"errors": [violation]}).decode())
         code = 2
     sys.stdout.flush()
     sys.exit(code if isinstance(code, int) else 0)
