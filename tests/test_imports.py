@@ -9,7 +9,7 @@ from pathlib import Path
 import polyreme
 
 SOURCE = Path(polyreme.__file__).parent
-FREE = {"errors", "units", "runlog", "sample"}
+FREE = {"errors", "nearby", "units", "runlog", "sample"}
 ROOMS = {
     "graph": set(),
     "cluster": set(),

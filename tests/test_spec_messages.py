@@ -50,7 +50,7 @@ def _first(legal: str) -> Any:
         ("model.model_type", "lama", "llama", {"model": LLAMA}),
         ("model.task", "causal_lm", "masked_lm", {"model": BERT}),
         ("model.factory", "model.py:mak", "model.py:make", {"model": PYTHON}),
-        ("model.factory", "model.py", "model.py:make", {"model": PYTHON}),
+        ("model.factory", "model.py", "model.py:build", {"model": PYTHON}),
         ("model.factory", "nowhere.py:make", "model.py:make", {"model": PYTHON}),
         ("data.tokenizer", "gpt2", "bytes", {"data": TEXT}),
         ("data.heldout", "corpus.txt", 0.1, {"data": TEXT}),

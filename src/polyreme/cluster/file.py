@@ -12,15 +12,24 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from ..errors import ConfigError, Violation
+from ..errors import ConfigError, Violation, like
+from ..nearby import nearby
 from ..units import parse_bytes, parse_bytes_s, parse_flops, parse_seconds
 from .presets import PRESETS, preset
-from .types import Cluster, DeviceType, Host, Link
+from .types import MAX_DEVICES, Cluster, DeviceType, Host, Link
 
 DTYPES = ("fp64", "fp32", "tf32", "bf16", "fp16")
 _TOP = ("name", "device_types", "hosts", "intra", "inter")
 _TYPE = ("preset", "memory", "peak_flops", "memory_bandwidth", "source")
 _HOST = ("name", "device_type", "devices", "count")
+_AMOUNTS: Mapping[Callable[[str, str], float], str] = {
+    parse_bytes: '"80 GiB" (or a number of bytes)',
+    parse_bytes_s: '"400 Gbit/s" (or a number of bytes per second)',
+    parse_flops: '"989 Tflops" (or a number of flops per second)',
+    parse_seconds: '"20 us" (or a number of seconds)',
+}
+_LINK_EXAMPLE = '{bandwidth = "400 Gbit/s", latency = "20 us"}'
+_TYPES_EXAMPLE = '{H100 = {preset = "H100"}}'
 _LINK = ("latency", "bandwidth", "source")
 
 
@@ -34,13 +43,17 @@ class _Reader:
     def bad(self, path: str, value: Any, rule: str, legal: str) -> None:
         self.violations.append(Violation(path=path, value=value, rule=rule, legal=legal))
 
-    def table(self, value: Any, path: str, known: tuple[str, ...] | None) -> Mapping[str, Any]:
+    def table(
+        self, value: Any, path: str, known: tuple[str, ...] | None, legal: str
+    ) -> Mapping[str, Any]:
         if not isinstance(value, dict):
-            self.bad(path, value, "is no table", "a TOML table")
+            self.bad(path, value, "is no table", legal)
             return {}
         for key in value if known else ():
             if key not in (known or ()):
-                self.bad(f"{path}.{key}", value[key], "is no known key", ", ".join(known or ()))
+                close = ", ".join(like(key, known or ()))
+                wanted = close or f"leave it out (keys: {', '.join(known or ())})"
+                self.bad(f"{path}.{key}", value[key], "is no known key", wanted)
         return value
 
     def amount(
@@ -68,26 +81,26 @@ class _Reader:
             number = value
         if number is None or not (0 < number < float("inf") or (zero and number == 0)):
             rule = "is no positive amount" if not zero else "is no amount from 0"
-            self.bad(where, value, rule, "a number, or text with a unit")
+            self.bad(where, value, rule, _AMOUNTS[parse])
             return None
         return number
 
     def count(self, table: Mapping[str, Any], key: str, path: str, default: int | None) -> int:
         value = table.get(key, default)
         if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-            self.bad(f"{path}.{key}", value, "is no count", "a whole number from 1")
+            self.bad(f"{path}.{key}", value, "is no count", "1 (or any integer >= 1)")
             return 1
         return value
 
     def text(self, table: Mapping[str, Any], key: str, path: str, default: str) -> str:
         value = table.get(key, default)
         if not isinstance(value, str):
-            self.bad(f"{path}.{key}", value, "is no text", "text")
+            self.bad(f"{path}.{key}", value, "is no text", '"text" (or any text)')
             return default
         return value
 
     def device_type(self, name: str, value: Any, path: str) -> DeviceType | None:
-        table = self.table(value, path, _TYPE)
+        table = self.table(value, path, _TYPE, '{preset = "H100"}')
         base: DeviceType | None = None
         if "preset" in table:
             try:
@@ -98,7 +111,7 @@ class _Reader:
             table, "memory", path, parse_bytes, default=base.memory_bytes if base else None
         )
         if "memory" not in table and "preset" not in table:
-            self.bad(f"{path}.memory", None, "is missing", '"80 GiB", or a preset')
+            self.bad(f"{path}.memory", None, "is missing", '"80 GiB" (or a preset)')
         bandwidth = self.amount(
             table,
             "memory_bandwidth",
@@ -108,7 +121,8 @@ class _Reader:
         )
         peaks = dict(base.peak_flops) if base else {}
         where = f"{path}.peak_flops"
-        for dtype in self.table(table.get("peak_flops", {}), where, DTYPES):
+        legal = '{bf16 = "989 Tflops"}'
+        for dtype in self.table(table.get("peak_flops", {}), where, DTYPES, legal):
             peak = self.amount(table["peak_flops"], dtype, where, parse_flops)
             if peak is not None and dtype in DTYPES:
                 peaks[dtype] = float(peak)
@@ -125,15 +139,16 @@ class _Reader:
 
     def hosts(self, value: Any, types: Mapping[str, Any], path: str) -> list[Host]:
         if not isinstance(value, list) or not value:
-            self.bad(path, value, "is no list of hosts", "one [[hosts]] table or more")
+            legal = f"[{_host(types)}] (one [[hosts]] table or more)"
+            self.bad(path, value, "is no list of hosts", legal)
             return []
         found: list[Host] = []
         for index, entry in enumerate(value):
             where = f"{path}[{index}]"
-            table = self.table(entry, where, _HOST)
+            table = self.table(entry, where, _HOST, _host(types))
             kind = self.text(table, "device_type", where, "")
             if kind not in types:
-                known = ", ".join(types) or "a key of device_types"
+                known = ", ".join(map(_text, types)) or "a key of device_types"
                 self.bad(
                     f"{where}.device_type", kind or None, "is no device type of this file", known
                 )
@@ -144,6 +159,10 @@ class _Reader:
                 if count > 1 and "name" in table:
                     name = f"{name}-{copy}"
                 found.append(Host(name=name, device_type=kind, n_devices=n_devices))
+        n_devices = sum(host.n_devices for host in found)
+        if n_devices > MAX_DEVICES:
+            rule = f"are more than {MAX_DEVICES} devices"
+            self.bad(path, n_devices, rule, f"[{_host(types)}]")
         names = [host.name for host in found]
         for name in sorted({name for name in names if names.count(name) > 1}):
             self.bad(path, name, "names two hosts", "a name of its own for each host")
@@ -153,9 +172,9 @@ class _Reader:
         where = f"{path}.{key}"
         if key not in data:
             if usual is None:
-                self.bad(where, None, "is missing", "a table with bandwidth and latency")
+                self.bad(where, None, "is missing", _LINK_EXAMPLE)
             return usual
-        table = self.table(data[key], where, _LINK)
+        table = self.table(data[key], where, _LINK, _LINK_EXAMPLE)
         if "bandwidth" not in table:
             self.bad(f"{where}.bandwidth", None, "is missing", '"400 Gbit/s"')
         bandwidth = self.amount(table, "bandwidth", where, parse_bytes_s)
@@ -184,14 +203,15 @@ def read(file: Path, path: str = "cluster") -> Cluster:
     except OSError as error:
         rule = f"cannot be read ({error.strerror or error})"
         raise ConfigError([_whole(path, file, rule)]) from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (ValueError, RecursionError) as error:
         raise ConfigError([_whole(path, file, f"is no TOML: {error}")]) from error
     reader = _Reader(str(file))
-    reader.table(data, path, _TOP)
+    reader.table(data, path, _TOP, _TYPES_EXAMPLE)
     name = reader.text(data, "name", path, file.stem)
-    declared = reader.table(data.get("device_types", {}), f"{path}.device_types", None)
-    if not declared:
-        reader.bad(f"{path}.device_types", None, "is missing", "one [device_types.NAME] or more")
+    where = f"{path}.device_types"
+    declared = reader.table(data.get("device_types", {}), where, None, _TYPES_EXAMPLE)
+    if "device_types" not in data or data["device_types"] == {}:
+        reader.bad(where, None, "is missing", _TYPES_EXAMPLE)
     types = {
         key: reader.device_type(key, value, f"{path}.device_types.{key}")
         for key, value in declared.items()
@@ -261,5 +281,22 @@ def _text(value: str) -> str:
     return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
+def _host(types: Mapping[str, Any]) -> str:
+    return f"{{device_type = {_text(next(iter(types), 'H100'))}, devices = 8}}"
+
+
 def _whole(path: str, file: Path, rule: str) -> Violation:
-    return Violation(path=path, value=str(file), rule=rule, legal="a cluster.toml")
+    """A file that is none; others beside it are legal, or none, or on a command line a preset."""
+    there = [_text(each) for each in nearby(str(file), _is_cluster)]
+    other = "leave it out (or any cluster.toml)"
+    if path == "--cluster":
+        other = '"preset:8xH100" (or any cluster.toml)'
+    legal = ", ".join((*there, other))
+    return Violation(path=path, value=str(file), rule=rule, legal=legal)
+
+
+def _is_cluster(path: Path) -> bool:
+    try:
+        return path.suffix == ".toml" and "device_types" in tomllib.loads(path.read_text())
+    except (OSError, ValueError, RecursionError):
+        return False

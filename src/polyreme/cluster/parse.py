@@ -10,11 +10,10 @@ import msgspec
 
 from ..errors import ConfigError, Violation, literal, nearest_first
 from .presets import PRESETS, preset, uniform
-from .types import Cluster, Host
+from .types import MAX_DEVICES, Cluster, Host
 
 _SHAPE = re.compile(r"(\d{1,7})x(?:(\d{1,7})x)?(\S.*)")
 _PREFIX = "preset:"
-MAX_DEVICES = 2**20
 
 
 def parse(text: str, path: str = "cluster") -> Cluster:

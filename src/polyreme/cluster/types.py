@@ -6,6 +6,8 @@ from collections.abc import Mapping
 
 import msgspec
 
+MAX_DEVICES = 2**20  # of a cluster; more is taken for a mistake
+
 
 class DeviceType(msgspec.Struct, frozen=True, kw_only=True):
     """One kind of device. `peak_flops` is the *dense* peak by dtype name; an empty map: unknown.

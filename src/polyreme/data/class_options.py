@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 import msgspec
 
 from ..errors import Violation, literal, nearest_first
+from ..nearby import nearby
 from ..sample import Form
 from . import files
 from .gives import Gives
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 
 Share = Annotated[float, msgspec.Meta(ge=0, lt=1)]
 
+_FOLDERS = '"images" (any folder that holds one folder per class)'
 _NPZ = '"samples.npz" (any file written by numpy.savez)'
 _Positive = Annotated[int, msgspec.Meta(ge=1)]
 _Count = Annotated[int, msgspec.Meta(ge=0)]
@@ -141,10 +143,14 @@ class Arrays(
         file = Path(self.path).expanduser()
         if not file.is_file():
             rule = f"is no file (looked for {file.absolute()})"
-            return [Violation(path="data.path", value=self.path, rule=rule, legal=_NPZ)]
-        if not zipfile.is_zipfile(file):
+        elif not zipfile.is_zipfile(file):
             rule = "is no .npz file"
-            return [Violation(path="data.path", value=self.path, rule=rule, legal=_NPZ)]
+        else:
+            rule = ""
+        if rule:
+            there = nearby(self.path, lambda each: each.suffix == ".npz")
+            legal = ", ".join((*map(literal, there), _NPZ))
+            return [Violation(path="data.path", value=self.path, rule=rule, legal=legal)]
         with zipfile.ZipFile(file) as packed:
             names = {name.removesuffix(".npy") for name in packed.namelist()}
         wanted = {"x_train": self.x_train, "y_train": self.y_train}
@@ -220,9 +226,10 @@ class Images(
         found = []
         for field, path in places:
             folder = Path(path).expanduser()
-            if not folder.is_dir() or not any(p.is_dir() for p in folder.iterdir()):
+            if not _holds_folders(folder):
                 rule = f"is no folder of folders (looked for {folder.absolute()})"
-                legal = '"images" (any folder that holds one folder per class)'
+                there = nearby(path, _holds_folders)
+                legal = ", ".join((*map(literal, there), _FOLDERS))
                 found.append(Violation(path=field, value=path, rule=rule, legal=legal))
         return found
 
@@ -278,3 +285,7 @@ class Svmlight(
         from .svmlight import open_svmlight
 
         return open_svmlight(self)
+
+
+def _holds_folders(folder: Path) -> bool:
+    return folder.is_dir() and any(each.is_dir() for each in folder.iterdir())

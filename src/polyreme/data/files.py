@@ -7,7 +7,11 @@ import gzip
 import zlib
 from pathlib import Path
 
-from ..errors import ConfigError, Violation
+from ..errors import ConfigError, Violation, literal
+from ..nearby import nearby
+
+_DATA = '"data/*" (any file, folder or glob that names files that are there)'
+_SUFFIXES = (".txt", ".md", ".bin", ".svm", ".svmlight", ".libsvm", ".gz")
 
 
 def find(path: str) -> tuple[Path, ...]:
@@ -30,6 +34,10 @@ def _plain(path: Path, root: Path) -> bool:
     return path.is_file() and not hidden
 
 
+def _looks_like_data(path: Path) -> bool:
+    return path.suffix in _SUFFIXES and path.is_file()
+
+
 def missing(field: str, path: str) -> list[Violation]:
     """A violation if no file is found at `path`; `field` names the option (``data.path``)."""
     if find(path):
@@ -39,7 +47,7 @@ def missing(field: str, path: str) -> list[Violation]:
             path=field,
             value=path,
             rule=f"names no file that is there (looked for {Path(path).expanduser().absolute()})",
-            legal='"data/*" (any file, folder or glob that names files that are there)',
+            legal=", ".join((*map(literal, nearby(path, _looks_like_data)), _DATA)),
         )
     ]
 

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 import msgspec
 
-from ..errors import Violation
+from ..errors import Violation, literal
+from ..nearby import nearby
 from ..sample import Form, Objective
 from . import gives
 from .class_options import Arrays, Augment, Digits, Images, Svmlight
@@ -37,6 +38,7 @@ __all__ = [
     "Tokens",
 ]
 
+_WRITTEN = '"dataset" (any folder written by save_to_disk)'
 _COLUMNS = '{pixel_values = "image", labels = "label"}'
 
 
@@ -112,8 +114,9 @@ class Datasets(
         folder = Path(self.path).expanduser()
         marks = ("dataset_dict.json", "dataset_info.json", "state.json")
         if not any((folder / mark).is_file() for mark in marks):
+            there = nearby(self.path, lambda each: any((each / mark).is_file() for mark in marks))
             rule = f"is no folder of datasets (looked for {folder.absolute()})"
-            legal = '"dataset" (any folder written by save_to_disk)'
+            legal = ", ".join((*map(literal, there), _WRITTEN))
             found.append(Violation(path="data.path", value=self.path, rule=rule, legal=legal))
         columns = dict(self.columns)
         if self.text is None and not columns:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import msgspec
 
 from ..errors import ConfigError, Violation, literal, nearest_first
+from ..nearby import nearby
 from .presets import PRESETS
 from .reads import Reads, of_configuration, task_of
 from .reads import Task as Task
@@ -68,7 +69,7 @@ class Preset(_Kind, frozen=True, kw_only=True, tag="preset"):
         config: Fields of the configuration that differ, by transformers' names.
     """
 
-    preset: str
+    preset: Annotated[str, msgspec.Meta(examples=["llama-7b"])]
     config: Mapping[str, Any] = {}
 
     def check(self) -> list[Violation]:
@@ -113,7 +114,9 @@ class Folder(_Kind, frozen=True, kw_only=True, tag="path"):
         config = Path(self.path) / "config.json"
         if not config.is_file():
             rule = f"has no config.json (looked for {config.absolute()})"
-            return [_violation("model.path", self.path, rule, _FOLDER)]
+            there = nearby(self.path, lambda each: (each / "config.json").is_file())
+            legal = ", ".join((*map(literal, there), _FOLDER))
+            return [_violation("model.path", self.path, rule, legal)]
         try:
             fields = msgspec.json.decode(config.read_bytes(), type=dict[str, Any])
         except msgspec.DecodeError as error:
@@ -169,7 +172,7 @@ class Transformers(_Kind, frozen=True, kw_only=True, tag="transformers"):
             (bert: masked_lm).
     """
 
-    model_type: str
+    model_type: Annotated[str, msgspec.Meta(examples=["llama"])]
     config: Mapping[str, Any] = {}
     task: Task | None = None
 
@@ -290,20 +293,18 @@ class Python(_Kind, frozen=True, kw_only=True, tag="python"):
     def check(self) -> list[Violation]:
         """The file must exist, be Python and define the function."""
         file, _, function = self.factory.rpartition(":")
-        if not file or not function.isidentifier():
-            return [_violation("model.factory", self.factory, "names no function", _FACTORY)]
         path = Path(file)
+        if not file or not function.isidentifier():
+            legal = _factories(file or self.factory, function)
+            return [_violation("model.factory", self.factory, "names no function", legal)]
         if not path.is_file():
             rule = f"names a file that is not there (looked for {path.absolute()})"
-            return [_violation("model.factory", self.factory, rule, _FACTORY)]
+            return [_violation("model.factory", self.factory, rule, _factories(file, function))]
         try:
-            tree = ast.parse(path.read_bytes())
+            defined = _defined(path)
         except (SyntaxError, ValueError) as error:
             rule = f"names a file that is not Python ({error})"
-            return [_violation("model.factory", self.factory, rule, _FACTORY)]
-        defined = sorted(
-            node.name for node in tree.body if isinstance(node, ast.FunctionDef | ast.ClassDef)
-        )
+            return [_violation("model.factory", self.factory, rule, _factories(file, function))]
         if function in defined:
             return []
         legal = ", ".join(literal(f"{file}:{name}") for name in nearest_first(function, defined))
@@ -333,6 +334,27 @@ def _check_type(path: str, model_type: str, task: Task | None) -> list[Violation
         rule = f"is not a task of {model_type}"
         return [_violation("model.task", task, rule, _listed(task, TASKS[model_type]))]
     return []
+
+
+def _defined(path: Path) -> list[str]:
+    """Names of a file's functions and classes. Raises SyntaxError or ValueError: no Python."""
+    tree = ast.parse(path.read_bytes())
+    return sorted(
+        node.name for node in tree.body if isinstance(node, ast.FunctionDef | ast.ClassDef)
+    )
+
+
+def _factories(file: str, function: str) -> str:
+    """Functions of Python files that are like this one, as legal values."""
+    found = []
+    for path in nearby(file, lambda each: each.suffix == ".py"):
+        try:
+            found += [
+                literal(f"{path}:{name}") for name in nearest_first(function, _defined(Path(path)))
+            ]
+        except (OSError, SyntaxError, ValueError):
+            continue
+    return ", ".join((*found[:3], _FACTORY))
 
 
 def _listed(name: str, names: Iterable[str]) -> str:

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
 import msgspec
 
 from ..errors import ConfigError, Violation
+from . import fit
 from .forms import plain
 from .options import Spec
+from .partial import Partial, checked
 from .rules import impossible
-from .strict import read
+from .strict import offered, read
 
 _SET_EXAMPLE = "train.steps=100 (path=value)"
 _T = TypeVar("_T", bound=msgspec.Struct)
@@ -125,7 +128,23 @@ def _examine(
     document: Mapping[str, Any], n_devices: int | None, trusted: Sequence[str]
 ) -> tuple[Spec, list[Violation]]:
     spec, violations = read(document, Spec, trusted)
-    return spec, [*violations, *impossible(spec, n_devices)]
+    found = [_mended(spec, each, n_devices) for each in violations]
+    return spec, [*found, *impossible(spec, n_devices)]
+
+
+def _mended(spec: Any, violation: Violation, n_devices: int | None) -> Violation:
+    """The violation with the legal values of the rule that would refuse those of the type."""
+    if violation.path in ("data", "data.kind"):
+        return next(iter(checked(partial(fit.suited, spec, violation), "data")), violation)
+    table, _, key = violation.path.partition(".")
+    part = getattr(spec, "__dict__", {}).get(table)
+    if type(part) is not Partial or key not in part.__class__.__struct_fields__:
+        return violation
+    trial = spec.with_(table, part.with_(key, offered(part.__class__, key)))
+    for each in impossible(trial, n_devices):
+        if each.path == violation.path:
+            return msgspec.structs.replace(violation, legal=each.legal)
+    return violation
 
 
 def _overridden(

@@ -6,11 +6,13 @@ from collections.abc import Iterator, Mapping
 from typing import Any, get_args
 
 import msgspec
+from msgspec import inspect as types
 
 from ..data.options import Data
-from ..errors import Violation, literal
+from ..errors import Violation, literal, nearest_first
 from ..graph.options import TASKS, Folder
 from ..sample import Form, Objective
+from .forms import example
 from .options import Spec
 
 _LEARNS: Mapping[Objective, str] = {
@@ -46,6 +48,19 @@ def form(spec: Spec) -> Iterator[Violation]:
         yield _violation("model.path", spec.model.path, rule, legal)
     else:
         yield from _unreadable(spec.model, gives.form, rule)
+
+
+def suited(spec: Spec, violation: Violation) -> Iterator[Violation]:
+    """A violation of which kind the data are, with kinds that the model reads as legal ones."""
+    reads = spec.model.reads
+    kinds = {_tag(each): each for each in get_args(Data) if {*each.forms} & {*reads.forms}}
+    if not kinds:
+        return
+    if violation.path == "data":
+        listed = [literal(example(types.type_info(kind))) for kind in kinds.values()]
+    else:
+        listed = [literal(each) for each in nearest_first(str(violation.value), list(kinds))]
+    yield msgspec.structs.replace(violation, legal=", ".join(listed))
 
 
 def objective(spec: Spec) -> Iterator[Violation]:

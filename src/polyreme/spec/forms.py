@@ -143,7 +143,7 @@ def legal(node: types.Type, default: object) -> str:
         case types.NoneType():
             return "leave it out"
         case types.BoolType():
-            return "true, false"
+            return "false, true" if default is False else "true, false"
         case types.LiteralType():
             return ", ".join(literal(each) for each in node.values)
         case types.StructType():
@@ -154,8 +154,16 @@ def legal(node: types.Type, default: object) -> str:
 
 
 def example(node: types.Type) -> Any:
-    """A plain value of the type that keeps its bounds."""
+    """A plain value of the type that keeps its bounds: of several types of the first.
+
+    What ``msgspec.Meta(examples=[...])`` names comes before all else.
+    """
     match node:
+        case types.Metadata():
+            named = named_example(node)
+            return example(node.type) if named is None else named
+        case types.UnionType():
+            return example(node.types[0])
         case types.NoneType():
             return None
         case types.BoolType():
@@ -171,13 +179,23 @@ def example(node: types.Type) -> Any:
             if node.tag is not None and not named_by_field(node):
                 table[str(node.tag_field)] = node.tag
             required = (each for each in node.fields if each.required)
-            return table | {each.encode_name: example(members(each.type)[0]) for each in required}
+            return table | {each.encode_name: example(each.type) for each in required}
         case types.TupleType():
-            return [example(members(each)[0]) for each in node.item_types]
+            return [example(each) for each in node.item_types]
         case types.DictType():
             return {}
     assert isinstance(node, _SEQUENCES), f"no example of {node}"
-    return [example(members(node.item_type)[0])] * (node.min_length or 0)
+    return [example(node.item_type)] * (node.min_length or 0)
+
+
+def named_example(node: types.Type) -> Any:
+    """The example that a type's annotation names; None where there is none."""
+    if isinstance(node, types.UnionType):
+        return next(filter(None, map(named_example, node.types)), None)
+    if not isinstance(node, types.Metadata):
+        return None
+    named = (node.extra_json_schema or {}).get("examples")
+    return named[0] if named else named_example(node.type)
 
 
 def _sorts(node: types.Type) -> str:

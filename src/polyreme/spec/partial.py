@@ -23,6 +23,12 @@ class Partial:
         self.__dict__.update(fields)
         self.__dict__["_cls"] = cls
 
+    def with_(self, name: str, value: Any) -> Partial:
+        """The same with one more field that is right."""
+        cls, fields = self.__dict__["_cls"], dict(self.__dict__)
+        del fields["_cls"]
+        return Partial(cls, {**fields, name: value})
+
     @property  # type: ignore[misc]
     def __class__(self) -> Any:
         return self.__dict__["_cls"]

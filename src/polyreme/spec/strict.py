@@ -15,7 +15,17 @@ import msgspec
 from msgspec import inspect as types
 
 from ..errors import Violation, like, literal, nearest_first
-from .forms import accepts, example, legal, members, named_by_field, out_of_bounds, plain, sort_of
+from .forms import (
+    accepts,
+    example,
+    legal,
+    members,
+    named_by_field,
+    named_example,
+    out_of_bounds,
+    plain,
+    sort_of,
+)
 from .partial import Partial, checked
 
 
@@ -40,6 +50,13 @@ def read(
     return value, list(reversed(unique.values()))
 
 
+def offered(cls: type[msgspec.Struct], name: str) -> Any:
+    """The value that is called legal where a field's type is wrong."""
+    field = next(each for each in _node(cls).fields if each.encode_name == name)
+    default = _default(field)
+    return example(field.type) if default is None else default
+
+
 class _Reading:
     """One walk over a document."""
 
@@ -49,9 +66,10 @@ class _Reading:
 
     def value(self, path: str, value: object, node: types.Type, default: object = None) -> Any:
         options = members(node)
+        default = named_example(node) if default is None else default
         tagged = [each for each in options if isinstance(each, types.StructType) and each.tag]
         if tagged and (isinstance(value, Mapping) or len(tagged) == len(options)):
-            return self._tagged(path, value, tagged)
+            return self._tagged(path, value, tagged, default)
         chosen = next((each for each in options if accepts(value, each)), None)
         if chosen is None:
             rule = f"is {_kind(value)}, not {_either(options)}"
@@ -79,9 +97,9 @@ class _Reading:
         if not isinstance(value, Mapping):
             rule = f"is {_kind(value)}, not a table"
             return self._refuse(path, value, rule, legal(node, None))
-        names = [field.encode_name for field in node.fields]
         before = len(self.violations)
         fields: dict[str, Any] = {}
+        wrong: list[types.Field] = []
         for field in node.fields:
             below = f"{path}.{field.encode_name}" if path else field.encode_name
             default = _default(field)
@@ -89,14 +107,16 @@ class _Reading:
                 given = value[field.encode_name]
                 fields[field.name] = self.value(below, given, field.type, default)
             elif field.required:
-                wanted = _legal(members(field.type), None)
+                wanted = _legal(members(field.type), named_example(field.type))
                 fields[field.name] = self._refuse(below, None, "is missing", wanted)
             else:
                 fields[field.name] = default
-        known = {*names, node.tag_field}
+            if fields[field.name] is _WRONG and not (isinstance(default, msgspec.Struct)):
+                wrong.append(field)
+        known = {*(field.encode_name for field in node.fields), node.tag_field}
         for key in value:
             if key not in known:
-                self._unknown(path, key, value, names)
+                self._unknown(path, key, value, node)
         clean = len(self.violations) == before
         right = {
             name: item
@@ -107,9 +127,24 @@ class _Reading:
         section = path.split(".")[0]
         if hasattr(node.cls, "check") and section not in self._trusted:
             self.violations += checked(found.check, path)
+            for field in wrong:
+                self._better(path, field, node, right)
         return found
 
-    def _tagged(self, path: str, value: object, options: Sequence[types.StructType]) -> Any:
+    def _better(
+        self, path: str, field: types.Field, node: types.StructType, right: Mapping[str, Any]
+    ) -> None:
+        """Where the table's own check refuses what would be legal by type, say what it takes."""
+        below = f"{path}.{field.encode_name}" if path else field.encode_name
+        trial = Partial(node.cls, {**right, field.name: offered(node.cls, field.encode_name)})
+        refused = next((each for each in checked(trial.check, path) if each.path == below), None)
+        for at, each in enumerate(self.violations):
+            if refused is not None and each.path == below:
+                self.violations[at] = msgspec.structs.replace(each, legal=refused.legal)
+
+    def _tagged(
+        self, path: str, value: object, options: Sequence[types.StructType], default: object
+    ) -> Any:
         field = options[0].tag_field
         assert field is not None
         tags = [str(each.tag) for each in options]
@@ -128,6 +163,9 @@ class _Reading:
                 rule = f"stands beside {given[0]}; exactly one of {listed} is wanted"
                 self._refuse(f"{path}.{key}", value[key], rule, "leave it out")
             return _WRONG
+        usual = getattr(type(default), "__struct_config__", None)
+        if not given and usual is not None and usual.tag in tags:
+            return self.struct(path, value, options[tags.index(usual.tag)])
         if not given:
             extra = f"; exactly one of {', '.join((*short, field))} is wanted" if short else ""
             wanted = ", ".join(literal(tag) for tag in tags if tag not in short)
@@ -180,12 +218,17 @@ class _Reading:
             found[key] = self.value(below, item, node.value_type)
         return _WRONG if any(item is _WRONG for item in found.values()) else found
 
-    def _unknown(self, path: str, key: object, table: Any, names: Sequence[str]) -> None:
+    def _unknown(self, path: str, key: object, table: Any, node: types.StructType) -> None:
         name = plain(str(key))
         where = f"[{path}]" if path else "the spec"
-        close = like(name, names)
-        others = [each for each in names if each not in table and each not in close]
-        wanted = ", ".join((*close, *others)) or "leave it out"
+        if node.tag is not None:
+            where += f" of {node.tag_field} {literal(node.tag)}"
+        free = [each.encode_name for each in node.fields if each.encode_name not in table]
+        close = like(name, [each.encode_name for each in node.fields])
+        others = [each for each in free if each not in close]
+        wanted = ", ".join((*close, *others))
+        if not close:
+            wanted = f"leave it out (free keys: {wanted})" if wanted else "leave it out"
         below = f"{path}.{name}" if path else name
         self._refuse(below, table[key], f"stands under an unknown key of {where}", wanted)
 
