@@ -72,7 +72,7 @@ def load(path: Path) -> Plan:
         rule, _, place = str(error).partition(" - at ")
         where = place.strip("`").removeprefix("$.")
         raise ConfigError([_broken(path, where or None, f"breaks the format: {rule}")]) from error
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ConfigError([_broken(path, None, f"is no plan: {error}")]) from error
 
 

@@ -10,7 +10,7 @@ import msgspec
 Collective = Literal["all_reduce", "all_gather", "reduce_scatter"]
 
 
-class LayerTimes(msgspec.Struct, frozen=True, kw_only=True):
+class LayerTimes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Seconds of one layer kind against the number of samples in a microbatch.
 
     The three tuples run in parallel, sorted by microbatch. `saved_bytes_per_sample` is what
@@ -25,7 +25,7 @@ class LayerTimes(msgspec.Struct, frozen=True, kw_only=True):
     recompute_bytes_per_sample: int
 
 
-class CollectiveTimes(msgspec.Struct, frozen=True, kw_only=True):
+class CollectiveTimes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Seconds of one collective over `n_devices` against the bytes of the full tensor; sorted.
 
     The group spreads over `n_hosts` hosts.
@@ -37,7 +37,7 @@ class CollectiveTimes(msgspec.Struct, frozen=True, kw_only=True):
     seconds: tuple[float, ...]
 
 
-class Profile(msgspec.Struct, frozen=True, kw_only=True):
+class Profile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Costs of a model's layer kinds on a cluster at one precision and sequence length.
 
     `optimizer_s_per_byte` is seconds of the update per byte of float32 master parameters;

@@ -58,7 +58,7 @@ def load(path: Path) -> Profile:
         rule, _, place = str(error).partition(" - at ")
         where = place.strip("`").removeprefix("$.")
         raise ConfigError([_broken(path, where or None, f"breaks the format: {rule}")]) from error
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ConfigError([_broken(path, None, f"is no profile: {error}")]) from error
     violations = [_broken(path, where, rule) for where, rule in _faults(profile)]
     if violations:
@@ -129,7 +129,13 @@ def _faults(profile: Profile) -> list[tuple[str, str]]:
             faults.append((path, "has sizes that do not rise from 1"))
         elif not all(0 <= value < float("inf") for value in seconds):
             faults.append((path, "has times that are no seconds"))
-    return faults
+    shares = {"overlap": profile.overlap, "sharded_overlap": profile.sharded_overlap}
+    for name, share in shares.items():
+        if share is not None and not 0 <= share <= 1:
+            faults.append((name, "is no share of 0 to 1"))
+    amounts = ("optimizer_s_per_byte", "matmul_flops", "context_bytes")
+    wrong = [name for name in amounts if not 0 <= getattr(profile, name) < float("inf")]
+    return [*faults, *((name, "is no amount from 0") for name in wrong)]
 
 
 def _broken(path: Path, where: str | None, rule: str) -> Violation:

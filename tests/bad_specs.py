@@ -1,0 +1,466 @@
+"""Specs made wrong, derived from the option structs: whatever is added there is covered here.
+
+A sound document for every kind of model and data stands in a folder with the files it names;
+each field of each table, and of each kind of table, is then made wrong in every way its type knows.
+"""
+
+from __future__ import annotations
+
+import copy
+import datetime
+import functools
+import io
+import json
+import math
+import random
+import re
+import string
+import struct
+import sys
+import tomllib
+import traceback
+import zipfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import redirect_stderr, redirect_stdout
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import tomli_w
+from msgspec import inspect as types
+
+from polyreme import cli, spec
+
+MISSING = object()
+_VALUES: Mapping[str, Any] = {  # of fields that name what must be there
+    "model.preset.preset": "llama-7b",
+    "model.path.path": "model",
+    "model.transformers.model_type": "llama",
+    "model.python.factory": "model.py:make",
+    "data.text.path": "corpus.txt",
+    "data.tokens.path": "tokens.bin",
+    "data.tokens.vocab": 256,
+    "data.arrays.path": "arrays.npz",
+    "data.images.path": "images",
+    "data.svmlight.path": "points.svm",
+    "data.datasets.path": "dataset",
+    "data.datasets.columns": {"features": "x", "labels": "y"},
+}
+_PARTNERS = (  # kinds of model and data that go together
+    ("preset", "python_source"),
+    ("path", "text"),
+    ("transformers", "tokens"),
+    ("char_lstm", "text"),
+    ("resnet20", "digits"),
+    ("resnet20", "images"),
+    ("mlp", "arrays"),
+    ("mlp", "svmlight"),
+    ("mlp", "datasets"),
+    ("python", "digits"),
+)
+_STRANGE = ("", "null", "None", "ü漢", "a\tb", "\x7f", "x" * 3000, "-0", "1e400")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fault:
+    """`value` at `path` (MISSING: nothing there) must be reported at `reported`."""
+
+    base: int
+    path: str
+    value: Any
+    reported: str
+    table: Any  # path and least table of a kind, put in place before; None: the document's own
+
+
+def files(folder: Path) -> None:
+    """What the sound documents name."""
+    (folder / "corpus.txt").write_text("Some text. " * 40)
+    (folder / "tokens.bin").write_bytes(bytes(512))
+    with zipfile.ZipFile(folder / "arrays.npz", "w") as packed:
+        for name in ("x_train", "y_train"):
+            packed.writestr(f"{name}.npy", b"")
+    (folder / "images" / "a").mkdir(parents=True)
+    (folder / "points.svm").write_text("1 1:2\n")
+    (folder / "dataset").mkdir()
+    (folder / "dataset" / "state.json").write_text("{}")
+    (folder / "model.py").write_text("def make(): ...\n")
+    (folder / "model").mkdir()
+    config = {"model_type": "llama", "vocab_size": 256}
+    (folder / "model" / "config.json").write_text(json.dumps(config))
+    (folder / "model" / "model.safetensors").write_bytes(struct.pack("<Q", 2) + b"{}")
+    (folder / "cluster.toml").write_text(
+        'device_types.a.preset = "H100"\nhosts = [{ device_type = "a", devices = 8 }]\n'
+    )
+    (folder / "plan.json").write_text("{}")
+
+
+def members(node: types.Type) -> list[types.Type]:
+    if isinstance(node, types.Metadata):
+        return members(node.type)
+    if isinstance(node, types.UnionType):
+        return [each for member in node.types for each in members(member)]
+    return [node]
+
+
+def documents() -> list[dict[str, Any]]:
+    """Sound documents that between them hold every kind of model and data."""
+    top = {field.name: field for field in types.type_info(spec.Spec).fields}
+    kinds = {
+        name: {each.tag: each for each in members(top[name].type)} for name in ("model", "data")
+    }
+    partners = list(_PARTNERS)
+    for name, at in (("model", 0), ("data", 1)):
+        missing = set(kinds[name]) - {pair[at] for pair in partners}
+        assert not missing, f"no partner in _PARTNERS for {missing}"
+    found = []
+    for model, data in partners:
+        document = {
+            "model": _bare("model", kinds["model"][model]),
+            "data": _bare("data", kinds["data"][data]),
+            "train": {"steps": 20},
+        }
+        if data in ("python_source", "text", "tokens"):
+            document["train"]["seq_len"] = 16
+        found.append(document)
+    return found
+
+
+def _bare(path: str, node: types.StructType) -> dict[str, Any]:
+    """The least table of a kind."""
+    found: dict[str, Any] = {}
+    if node.tag is not None and all(field.name != node.tag for field in node.fields):
+        found["kind"] = node.tag
+    for field in node.fields:
+        known = _VALUES.get(f"{path}.{node.tag}.{field.name}")
+        if known is not None:
+            found[field.name] = known
+        elif field.required:
+            found[field.name] = _right(members(field.type)[0])
+    return found
+
+
+def _right(node: types.Type) -> Any:
+    match node:
+        case types.StrType():
+            return "text"
+        case types.IntType() | types.FloatType():
+            return 1
+        case types.LiteralType():
+            return node.values[0]
+        case types.BoolType():
+            return True
+        case types.DictType():
+            return {}
+    raise AssertionError(f"no value of {node}")
+
+
+def faults(base: int, document: dict[str, Any]) -> Iterator[Fault]:
+    """Every single fault of a document and of the tables that it might have."""
+    for path, node, table, default in _tables(document):
+        before = None if _at(document, path) == table else (path, table)
+        fault = functools.partial(_fault, base, path, before)
+        names = [field.name for field in node.fields]
+        yield fault("unheard_of", 1)
+        if names:
+            yield fault(names[0] + "x", 1)
+            yield fault(names[-1].upper() + "_", {"a": 1})
+        yield fault("ключ", 0)
+        if node.tag is not None and "kind" in table:
+            for value in ("nothing", node.tag[:-1], "", 3, [node.tag], {"kind": node.tag}):
+                yield fault("kind", value)
+            if not default:
+                yield fault("kind", MISSING)
+        for value in (3, [], [table], True, datetime.date(2020, 1, 1)) if path else ():
+            yield Fault(base=base, path=path, value=value, reported=path, table=None)
+        for field in node.fields:
+            if field.required and field.name != node.tag:
+                yield fault(field.name, MISSING)
+            for value, index in _wrong(field.type):
+                yield fault(field.name, value, index)
+
+
+def _fault(base: int, path: str, before: Any, key: str, value: Any, index: str = "") -> Fault:
+    below = f"{path}.{key}" if path else key
+    return Fault(base=base, path=below, value=value, reported=below + index, table=before)
+
+
+def _tables(
+    document: dict[str, Any],
+) -> Iterator[tuple[str, types.StructType, dict[str, Any], bool]]:
+    """Tables that a document may have: path, type, content, whether their kind has a default."""
+
+    def below(path: str, node: types.StructType, table: dict[str, Any], default: bool) -> Any:
+        yield path, node, table, default
+        for field in node.fields:
+            where = f"{path}.{field.name}".lstrip(".")
+            for member in members(field.type):
+                if not isinstance(member, types.StructType):
+                    continue
+                given = table.get(field.name)
+                own = isinstance(field.default, msgspec.Struct)
+                if given is None:
+                    yield from below(where, member, _bare(where, member), own)
+                elif given.get("kind", next(iter(given), None)) == member.tag or not member.tag:
+                    yield from below(where, member, given, own)
+
+    yield from below("", types.type_info(spec.Spec), document, False)
+
+
+def _wrong(node: types.Type) -> Iterator[tuple[Any, str]]:
+    """Values that a type does not accept, and the index at which that shows."""
+    options = members(node)
+    array = any(isinstance(each, types.VarTupleType | types.ListType) for each in options)
+    table = any(isinstance(each, types.StructType | types.DictType) for each in options)
+    sorts = (True, 3, 2.5, "text", [1], {"a": 1}, datetime.date(2020, 1, 1), datetime.time(1))
+    for value in (*sorts, 10**30, -(10**30), "null", ""):
+        if any(_accepted(value, each) for each in options):
+            continue
+        if isinstance(value, dict) and table:
+            continue  # a table of other keys: see `faults`
+        yield value, "[0]" if array and isinstance(value, list) else ""
+    for each in options:
+        match each:
+            case types.IntType() | types.FloatType():
+                whole = isinstance(each, types.IntType)
+                small: float = 1 if whole else 1e-9
+                if each.ge is not None:
+                    yield each.ge - small, ""
+                    yield -(2**62), ""
+                if each.gt is not None:
+                    yield each.gt, ""
+                    yield from (() if whole else ((-0.0, ""), (-1e300, "")))
+                if each.lt is not None:
+                    yield each.lt, ""
+                if each.le is not None:
+                    yield each.le + max(small, 1e-9 * each.le), ""
+                if not whole:
+                    yield from ((value, "") for value in (math.nan, math.inf, -math.inf))
+            case types.LiteralType() if isinstance(each.values[0], str):
+                if not any(
+                    isinstance(other, types.StrType | types.StructType) for other in options
+                ):
+                    yield each.values[0] + "x", ""
+                    yield each.values[0].upper() + " ", ""
+                    yield from ((value, "") for value in _STRANGE)
+            case types.TupleType():
+                yield [], ""
+                yield ["x"] * len(each.item_types), "[0]"
+                yield [0.5] * (len(each.item_types) + 1), ""
+            case types.VarTupleType() | types.ListType():
+                yield [{"a": datetime.date(2020, 1, 1)}], "[0]"
+                yield [[]], "[0]"
+            case types.DictType() if not isinstance(each.value_type, types.AnyType):
+                yield {"a": [1]}, ".a"
+
+
+def _accepted(value: Any, node: types.Type) -> bool:
+    match node:
+        case types.NoneType():
+            return value is None
+        case types.AnyType():
+            return True
+        case types.BoolType():
+            return isinstance(value, bool)
+        case types.IntType():
+            return type(value) is int and abs(value) < 2**62
+        case types.FloatType():
+            return type(value) in (int, float) and abs(value) < 2**62
+        case types.StrType():
+            return isinstance(value, str)
+        case types.VarTupleType() | types.ListType():
+            return value == [1] and _accepted(1, members(node.item_type)[0])
+        case types.DictType():
+            return value == {"a": 1} and _accepted(1, members(node.value_type)[0])
+        case types.LiteralType():
+            return value in node.values and type(value) is type(node.values[0])
+    return False
+
+
+def _steps(path: str) -> list[str | int]:
+    return [int(b) if b else a for a, b in re.findall(r"([^.\[\]]+)|\[(\d+)\]", path)]
+
+
+def _at(document: Any, path: str) -> Any:
+    for step in _steps(path):
+        if not isinstance(document, Mapping | list):
+            return None
+        try:
+            document = document[step]
+        except (LookupError, TypeError):
+            return None
+    return document
+
+
+def put(document: dict[str, Any], path: str, value: Any) -> dict[str, Any]:
+    """A copy with another value at a path; MISSING removes it."""
+    whole = copy.deepcopy(document)
+    place: Any = whole
+    *above, last = _steps(path)
+    for step in above:
+        place = place[step] if isinstance(step, int) else place.setdefault(step, {})
+    if value is MISSING:
+        if isinstance(place, list):
+            del place[last]
+        else:
+            place.pop(last, None)
+    else:
+        place[last] = copy.deepcopy(value)
+    return whole
+
+
+def made(document: dict[str, Any], *wrong: Fault) -> dict[str, Any]:
+    """The document with the faults in it."""
+    for fault in wrong:
+        if fault.table is not None:
+            document = put(document, *fault.table)
+    for fault in wrong:
+        document = put(document, fault.path, fault.value)
+    return document
+
+
+def singles() -> list[Fault]:
+    """Every fault once, whatever the document around it."""
+    seen = {}
+    for base, document in enumerate(documents()):
+        for fault in faults(base, document):
+            kind = _at(document, fault.path.split(".")[0])
+            kind = kind.get("kind", next(iter(kind), None)) if isinstance(kind, Mapping) else None
+            table = fault.table and fault.table[1].get("kind")
+            seen.setdefault((fault.path, repr(fault.value), repr(kind), table), fault)
+    return list(seen.values())
+
+
+def pairs(n: int, seed: int) -> list[tuple[Fault, Fault]]:
+    """Two faults in one document, in different tables, so that both show."""
+    source = random.Random(seed)
+    by_base: dict[int, list[Fault]] = {}
+    for base, document in enumerate(documents()):
+        by_base[base] = list(faults(base, document))
+    found = []
+    while len(found) < n:
+        a, b = source.sample(by_base[source.choice(list(by_base))], 2)
+        if a.path.split(".")[0] != b.path.split(".")[0]:
+            found.append((a, b))
+    return found
+
+
+def texts(sound: str) -> list[tuple[str, bytes | None]]:
+    """Files that are no TOML, each with a name; None: a folder instead of a file."""
+    cut = sound[: sound.index("]")]
+    plain = sound.encode()
+    return [
+        ("an empty file", b""),
+        ("only a comment", b"# nothing\n"),
+        ("a folder", None),
+        ("bytes that are not UTF-8", plain + b'\n[x]\ny = "\xff\xfe"\n'),
+        ("UTF-16", sound.encode("utf-16")),
+        ("a NUL", plain + b"\x00"),
+        ("a control character in a text", plain + b'\nx = "a\x01b"\n'),
+        ("an unclosed table", cut.encode()),
+        ("an unclosed text", plain + b'\nx = "abc\n'),
+        ("an unclosed array", plain + b"\nx = [1, 2\n"),
+        ("a key twice", plain + b"\n[report]\ntarget = 'a=1'\ntarget = 'a=1'\n"),
+        ("a table twice", plain + plain),
+        ("a key without a value", plain + b"\nx =\n"),
+        ("a bare word", plain + b"\nx = yes\n"),
+        ("null", plain + b"\nx = null\n"),
+        ("a number of leading zeros", plain + b"\nx = 007\n"),
+        ("JSON", b'{"model": {"preset": "llama-7b"}}'),
+        ("YAML", b"model:\n  preset: llama-7b\n"),
+        ("a line of the deepest nesting", b"x = " + b"[" * 5000 + b"]" * 5000),
+        ("tables of the deepest nesting", b"[" + b"a." * 3000 + b"a]\n"),
+        ("a very long number", plain + b"\nx = 1" + b"0" * 5000 + b"\n"),
+        ("random bytes", random.Random(5).randbytes(500)),
+        ("random letters", "".join(random.Random(6).choices(string.printable, k=500)).encode()),
+    ]
+
+
+def toml(document: dict[str, Any]) -> bytes:
+    return tomli_w.dumps(document).encode()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Said:
+    """What a command ended with and said."""
+
+    code: int
+    out: str
+    err: str
+
+
+def command(arguments: Sequence[str]) -> Said:
+    """The command in this process, through the function that the console script calls."""
+    out, err = io.StringIO(), io.StringIO()
+    before = sys.argv
+    sys.argv = ["polyreme", *arguments]
+    try:
+        with redirect_stdout(out), redirect_stderr(err):
+            cli.main()
+    except SystemExit as ended:
+        code = ended.code if isinstance(ended.code, int) else 1
+    except Exception:  # what the interpreter would print
+        code = 1
+        err.write(traceback.format_exc())
+    else:
+        code = 0
+    finally:
+        sys.argv = before
+    return Said(code=code, out=out.getvalue(), err=err.getvalue())
+
+
+def complaints(said: Said, reported: Sequence[str]) -> list[str]:
+    """What is wrong with how a command refused; nothing if it did as promised."""
+    if said.code != 2:
+        return [f"exit code {said.code}: {said.err[-300:]}"]
+    if "Traceback" in said.err + said.out:
+        return [f"a traceback: {said.err[-300:]}"]
+    try:
+        errors = json.loads(said.out)["errors"]
+    except (ValueError, LookupError) as error:
+        return [f"no JSON ({error}): {said.out[:200]}"]
+    found = [] if said.err.startswith("polyreme: ") else ["nothing in words"]
+    for each in errors:
+        if set(each) != {"path", "value", "rule", "legal"}:
+            found.append(f"other keys: {each}")
+        elif not (each["path"] and each["rule"] and each["legal"]):
+            found.append(f"an empty part: {each}")
+        elif f"{each['path']}: " not in said.err:
+            found.append(f"not said in words: {each}")
+    paths = [each["path"] for each in errors]
+    found += [f"not reported: {path} (only {paths})" for path in reported if path not in paths]
+    return found
+
+
+def way_out(document: dict[str, Any], violation: Any) -> dict[str, Any]:
+    """The document with the first legal value that a violation offers in its place."""
+    legal, path = violation.legal, violation.path
+    if legal.startswith("leave it out"):
+        return put(document, path, MISSING)
+    if "unknown key" in violation.rule:
+        above = path[: len(path) - len(str(_steps(path)[-1]))]
+        without = put(document, path, MISSING)
+        return put(without, above + legal.split(",")[0].strip(), _at(document, path))
+    for end in (each.end() for each in re.finditer(r".(?=, | \(|$)", legal)):
+        try:
+            value = tomllib.loads(f"value = {legal[:end]}")["value"]
+        except tomllib.TOMLDecodeError:
+            continue
+        return put(document, path, value)
+    raise AssertionError(f"no value to type in: {violation}")
+
+
+def unmended(document: dict[str, Any], reported: Sequence[str]) -> list[str]:
+    """Paths at which following what is called legal leaves a fault."""
+    _, violations = spec.examine(document)
+    found = []
+    for path in reported:
+        violation = next((each for each in violations if each.path == path), None)
+        if violation is None:
+            found.append(f"{path} is not examined")
+            continue
+        mended = way_out(document, violation)
+        left = [each for each in spec.examine(mended)[1] if each.path == path]
+        if left:
+            found.append(f"{violation} -> {left[0]}")
+    return found
