@@ -102,9 +102,10 @@ def main() -> int:
         bad_specs.files(Path())
         documents = bad_specs.documents()
         written = []
+        Path("made").mkdir()
         for index, (what, wrong) in enumerate(specs(options.pairs, options.seed)):
             document = bad_specs.made(documents[wrong[0].base], *wrong)
-            path = Path(f"wrong-{index}.toml")
+            path = Path(f"made/wrong-{index}.toml")
             path.write_bytes(bad_specs.toml(document))
             written.append(path)
             reported = [fault.reported for fault in wrong]
@@ -114,7 +115,7 @@ def main() -> int:
             name = ", ".join(f"{fault.path} = {fault.value!r:.60}" for fault in wrong)
             tally.note(what, seconds, complaints, name)
         for index, (name, content) in enumerate(bad_specs.texts(bad_files.SOUND)):
-            path = Path(f"text-{index}.toml")
+            path = Path(f"made/text-{index}.toml")
             if content is None:
                 path.mkdir()
             else:
@@ -122,7 +123,7 @@ def main() -> int:
             written.append(path)
             said, seconds = timed(["check", str(path), "--json"])
             tally.note("no spec at all", seconds, bad_specs.complaints(said, ()), name)
-        for what, name, arguments, reported in bad_files.commands(Path(), options.seed):
+        for what, name, arguments, reported in bad_files.commands(Path("made"), options.seed):
             said, seconds = timed(arguments)
             tally.note(what, seconds, bad_specs.complaints(said, reported), name)
         whole_commands(written, options.commands, options.seed, tally)

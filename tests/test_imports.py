@@ -26,6 +26,7 @@ ROOMS = {
     "spec": {"graph", "cluster", "plan", "planner", "algo", "sim", "data"},
 }
 ROOMS["summary"] = {"plan", "profile", "graph", "cluster"}
+ROOMS["doctor"] = {"cluster", "runtime"}
 ROOMS["api"] = set(ROOMS)
 ROOMS["cli"] = {"api", "spec"}
 

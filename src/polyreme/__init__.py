@@ -1,8 +1,8 @@
 """polyreme: train a model on whatever machines there are, and get more out of them.
 
 The commands are functions here: ``pr.train(spec)``, ``pr.plan(spec)``, ``pr.graph(module)``.
-Four of them (`graph`, `plan`, `profile`, `report`) share their name with a room of the package,
-so those rooms' modules can be called.
+Five of them (`doctor`, `graph`, `plan`, `profile`, `report`) share their name with a room of the
+package, so those rooms' modules can be called.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 
 __version__ = "0.1.0"
 
-_ROOMS = ("graph", "plan", "profile", "report")
+_ROOMS = ("doctor", "graph", "plan", "profile", "report")
 _FUNCTIONS = ("train", "check")
 _TYPES = ("SampleSpec", "TensorSpec")  # what `pr.graph` is told of a sample
 

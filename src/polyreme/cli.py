@@ -199,6 +199,27 @@ def report(
     _end(command, json)
 
 
+@app.command()
+def doctor(json: Json = False) -> None:
+    """What this machine offers, what is missing and how to get it."""
+    broken = False
+
+    def command() -> Any:
+        nonlocal broken
+        from . import api
+
+        rows = api.doctor()
+        broken = api.is_broken(rows)
+        if not json:
+            api.show_doctor(rows, _console())
+        return {"rows": rows, "broken": broken}
+
+    try:
+        _end(command, json)
+    except typer.Exit as ended:
+        raise typer.Exit(ended.exit_code or int(broken)) from None
+
+
 @app.command(name="list")
 def list_(
     what: Annotated[

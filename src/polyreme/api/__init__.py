@@ -11,6 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 from .. import spec as specs
 from ..errors import ConfigError, Violation
+from .doctor import doctor as doctor
+from .doctor import is_broken as is_broken
+from .doctor import show_doctor as show_doctor
 from .listing import listing as listing
 from .show import show_listing as show_listing
 from .show import show_plans as show_plans

@@ -22,6 +22,22 @@ from ..errors import ConfigError, Violation
 if TYPE_CHECKING:
     import torch
 
+VARIABLES = (  # what backends read begins so
+    "NCCL_",
+    "RCCL_",
+    "HCCL_",
+    "GLOO_",
+    "CUDA_",
+    "HIP_",
+    "ROCR_",
+    "ASCEND_",
+    "UCX_",
+    "FI_",
+    "TORCH_",
+    "PYTORCH_",
+)
+_BUILDS = ("cuda", "hip", "xpu")
+_NODES = ("/dev/nvidia0", "/dev/nvidiactl", "/dev/kfd", "/dev/davinci0")
 HOST_TYPE = "cpu"  # torch's device type for tensors in the memory of the host
 HOST_BACKEND = "gloo"
 SYSTEM_SHARE = 0.1  # of the host's memory is left to the system
@@ -111,6 +127,25 @@ class Accelerator:
     def device_name(self, index: int = 0) -> str:
         """What the driver calls the device; presets are recognised by it."""
         return str(self._module().get_device_name(index))
+
+    def reaches(self, index: int, other: int) -> bool | None:
+        """Whether one device reads another's memory directly; None where torch does not say."""
+        asked = getattr(self._module(), "can_device_access_peer", None)
+        return None if asked is None else bool(asked(index, other))
+
+    def software(self) -> dict[str, str]:
+        """Versions of what torch was built for and of the library of collectives, as known."""
+        import torch
+
+        found = {"runtime": getattr(torch.version, self.device_type, None)}
+        library: Any = getattr(self._module(), self.backend, None)
+        if hasattr(library, "version"):
+            found[self.backend] = ".".join(map(str, library.version()))
+        driver = getattr(torch._C, f"_{self.device_type}_getDriverVersion", None)
+        if driver is not None:
+            whole = int(driver())
+            found["driver, up to runtime"] = f"{whole // 1000}.{whole % 1000 // 10}"
+        return {name: str(version) for name, version in found.items() if version is not None}
 
     def has_bf16(self) -> bool:
         """Whether bf16 is the precision to train in where the user leaves it open."""
@@ -219,6 +254,10 @@ class HostAccelerator(Accelerator):
             pass
         return platform.processor() or platform.machine()
 
+    def software(self) -> dict[str, str]:
+        """None: torch itself computes there."""
+        return {}
+
     def has_bf16(self) -> bool:
         """False: processors seldom gain by it."""
         return False
@@ -285,6 +324,28 @@ def detect(name: str | None = None) -> Accelerator:
     legal = ", ".join(entry.name for entry in entries)
     rule = "is not on this machine"
     raise ConfigError([Violation(path="accelerator", value=name, rule=rule, legal=legal)])
+
+
+def unseen() -> tuple[str, str] | None:
+    """What there is of accelerators that torch does not see, and the remedy; None: nothing."""
+    import torch
+
+    if torch.accelerator.is_available():
+        return None
+    versions = {name: getattr(torch.version, name, None) for name in _BUILDS}
+    built = next((f"{name} {version}" for name, version in versions.items() if version), None)
+    nodes = [node for node in _NODES if Path(node).exists()]
+    if built and nodes:
+        return (
+            f"{nodes[0]} is there and torch is built for {built}, but sees no device",
+            "unset what hides devices (CUDA_VISIBLE_DEVICES), or install a driver for that runtime",
+        )
+    if nodes:
+        return (
+            f"{nodes[0]} is there, but torch is built without its backend",
+            "install the build of torch for this accelerator",
+        )
+    return None
 
 
 def _host_bytes() -> int:
