@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib.metadata
 import json
 import os
 import subprocess
@@ -247,3 +248,16 @@ def test_a_torch_that_cannot_be_imported_is_a_finding(
     found = [row for row in rows.values() if row.value.startswith("cannot be imported: libgomp")]
     assert broken(found)
     assert "open files" in rows
+
+
+def test_a_package_that_runs_from_its_source_folder_is_no_fault_of_the_machine(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def absent(name: str) -> None:
+        raise importlib.metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr("importlib.metadata.metadata", absent)
+    monkeypatch.setattr("importlib.metadata.version", absent)
+    rows = {row.what: row for row in software.rows()}
+    assert rows["polyreme"].status == "note"
+    assert not broken(rows.values())

@@ -31,9 +31,17 @@ def rows(
 ) -> Iterator[Row]:
     """Findings about software; `version` and `which` are what to ask for it."""
     ask = version or installed
-    yield _python()
-    needed, extras = requirements(importlib.metadata.requires(_PACKAGE) or ())
-    yield Row(group="software", what=_PACKAGE, value=ask(_PACKAGE) or "not installed")
+    lines, python = _asked()
+    yield _python(python)
+    needed, extras = requirements(lines)
+    found = ask(_PACKAGE)
+    yield Row(
+        group="software",
+        what=_PACKAGE,
+        value=found or "not installed: what it asks of others is not known",
+        status="ok" if found else "note",
+        remedy="" if found else "pip install -e . (in its source folder)",
+    )
     for name, least in needed.items():
         yield _package(name, ask(name), least)
     for extra, packages in extras.items():
@@ -48,6 +56,15 @@ def rows(
         remedy="" if browser else "install chromium (pictures of reports; pages need none)",
     )
     yield _compiler(which)
+
+
+def _asked() -> tuple[Sequence[str], str]:
+    """Requirement lines of this package, and the Python it asks for."""
+    try:
+        metadata = importlib.metadata.metadata(_PACKAGE)
+    except importlib.metadata.PackageNotFoundError:
+        return (), ">=3.11"
+    return metadata.get_all("Requires-Dist") or (), str(metadata["Requires-Python"])
 
 
 def installed(name: str) -> str | None:
@@ -76,8 +93,7 @@ def requirements(lines: Sequence[str]) -> tuple[dict[str, str], dict[str, dict[s
     return needed, extras
 
 
-def _python() -> Row:
-    asked = str(importlib.metadata.metadata(_PACKAGE)["Requires-Python"] or ">=3.11")
+def _python(asked: str) -> Row:
     least = asked.lstrip(">=")
     found = platform.python_version()
     old = _older(found, least)
