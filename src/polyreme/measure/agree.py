@@ -68,5 +68,6 @@ def _reduced(world: World, values: Sequence[float], op: str) -> tuple[float, ...
     from torch import distributed
 
     numbers = torch.tensor(list(values), dtype=torch.float64, device=world.device)
-    distributed.all_reduce(numbers, getattr(distributed.ReduceOp, op), group=world.group)
-    return tuple(float(number) for number in numbers.tolist())
+    with world.record.inside(f"all_reduce {op.lower()}", numbers, world.n_ranks):
+        distributed.all_reduce(numbers, getattr(distributed.ReduceOp, op), group=world.group)
+        return tuple(float(number) for number in numbers.tolist())

@@ -68,7 +68,8 @@ def measure_overlap(world: World) -> float:
     bucket = torch.zeros(bucket_bytes // 4, device=world.device)
 
     def reduce() -> None:
-        distributed.all_reduce(bucket, group=world.group)
+        with world.record.inside("all_reduce sum", bucket, world.n_ranks):
+            distributed.all_reduce(bucket, group=world.group)
 
     def multiply(times: int) -> Callable[[], None]:
         def work() -> None:
@@ -79,9 +80,10 @@ def measure_overlap(world: World) -> float:
 
     def both(times: int) -> Callable[[], None]:
         def work() -> None:
-            handle = distributed.all_reduce(bucket, group=world.group, async_op=True)
-            multiply(times)()
-            handle.wait()
+            with world.record.inside("all_reduce sum", bucket, world.n_ranks):
+                handle = distributed.all_reduce(bucket, group=world.group, async_op=True)
+                multiply(times)()
+                handle.wait()
 
         return work
 
@@ -128,7 +130,12 @@ def _call(
         "all_gather": lambda: gather(whole, part, group=group),
         "reduce_scatter": lambda: scatter(part, whole, group=group),
     }
-    return calls[op]
+
+    def call() -> None:
+        with world.record.inside(op, whole, n_devices):
+            calls[op]()
+
+    return call
 
 
 def _group_sizes(world: World) -> list[int]:

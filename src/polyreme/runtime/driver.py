@@ -210,7 +210,7 @@ class Driver:
         own = _Own(
             stop=say.stop,
             save=say.save,
-            trail=say.trail,
+            trail=world.record.trail,
             compute_s=time.perf_counter() - self._mark_s - blocked_s,
             peak_bytes=world.accelerator.peak_bytes(),
         )
@@ -232,9 +232,9 @@ class Driver:
         )
         host = torch.cat([rows.flatten(), used]).to(world.device)
         vector = torch.cat([sums, bad.flatten(), host])
-        if world.group is not None:
-            self.applied.traffic.all_reduce(vector, world.group)
-        return _Agreed.read(vector.tolist(), world.n_ranks)
+        if world.group is None:
+            return _Agreed.read(vector.tolist(), world.n_ranks)
+        return _Agreed.read(self.applied.traffic.sums(vector, world.group), world.n_ranks)
 
     def _judge(
         self, agreed: _Agreed, nominal_weight: float

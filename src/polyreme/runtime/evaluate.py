@@ -44,9 +44,8 @@ def evaluate(
             sums += torch.stack([loss_sum.double(), weight.double(), right.sum().double()])
     applied.reshard()
     applied.stage.train()
-    if world.group is not None:
-        applied.traffic.all_reduce(sums, world.group)
-    loss_sum_, weight_, right_ = sums.tolist()
+    alone = world.group is None
+    loss_sum_, weight_, right_ = sums.tolist() if alone else applied.traffic.sums(sums, world.group)
     weight_ = weight_ or float("nan")
     metrics = {"heldout_loss": loss_sum_ / weight_}
     if source.metric == "test_accuracy":

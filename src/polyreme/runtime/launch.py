@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import multiprocessing
+import os
 import pickle
 import signal
 import subprocess
@@ -22,7 +23,10 @@ from types import TracebackType
 from typing import Any
 
 from ..errors import RunError
-from .zygote import Failure, Order, Outcome, Request
+from .record import Account
+from .verdict import Verdict
+from .watch import Order
+from .zygote import INTERRUPTED, Failure, Outcome, Request
 
 PRELOAD = (
     "torch",
@@ -34,17 +38,22 @@ _POLL_S = 0.1
 _CLOSE_S = 5.0
 _START = (
     "import json, sys; sys.path[:] = json.loads(sys.argv[2]); "
-    "from polyreme.runtime.zygote import main; main(int(sys.argv[1]))"
+    "from polyreme.runtime.zygote import main; main(int(sys.argv[1]), int(sys.argv[3]))"
 )
 
 
 class RankFailed(RunError):
-    """A rank ended otherwise than it should: which, and how in a few words."""
+    """A rank ended otherwise than it should: which (if known), and what became of all."""
 
-    def __init__(self, message: str, *, rank: int, how: str) -> None:
-        self.rank = rank
-        self.how = how
+    def __init__(self, message: str, *, verdict: Verdict, accounts: Sequence[Account] = ()) -> None:
+        self.verdict = verdict
+        self.accounts = tuple(accounts)
         super().__init__(message)
+
+    @property
+    def rank(self) -> int | None:
+        """The rank to blame."""
+        return self.verdict.rank
 
 
 class Launcher:
@@ -58,11 +67,15 @@ class Launcher:
         self._link, other = multiprocessing.Pipe()
         with other:
             self._zygote = subprocess.Popen(
-                [sys.executable, "-c", _START, str(other.fileno()), json.dumps(sys.path)],
+                [
+                    *(sys.executable, "-c", _START),
+                    *(str(other.fileno()), json.dumps(sys.path), str(os.getpid())),
+                ],
                 pass_fds=[other.fileno()],
                 stdin=subprocess.DEVNULL,
             )
         self._link.send(tuple(preload))
+        self.outcome: Outcome | None = None
 
     def __enter__(self) -> Launcher:
         return self
@@ -93,16 +106,20 @@ class Launcher:
         attempt: int = 0,
         logs: Path | None = None,
         grace_s: float = 30.0,
+        timeout_s: float | None = None,
     ) -> list[Any]:
         """Results of ``entry(*args)`` by rank; `entry` is a function that can be imported.
 
         The first rank writes to this process's stderr, the others to files in `logs`, kept where
-        anything was written. SIGINT and SIGTERM reach the ranks as SIGTERM; after `grace_s` (or a
-        second signal) they are killed.
+        anything was written. SIGINT and SIGTERM to any process of the run reach all ranks as
+        SIGTERM; after `grace_s` (or a second signal) they are killed, at once if none trains yet.
+        A rank for which others wait in a collective for `timeout_s` is named, and all are ended.
+        `outcome` keeps what became of them.
 
         Raises:
             PolyremeError: what the first failing rank raised, if it is one.
-            RankFailed: a rank failed otherwise; names it, its exit and its last words.
+            RankFailed: a rank failed otherwise; names it, its exit or where it stands, and its
+                last words.
             RunError: the ranks could not be started.
             KeyboardInterrupt: a signal ended the run.
         """
@@ -117,16 +134,19 @@ class Launcher:
             ),
             stderr=_log_files(logs, n_processes, attempt),
             grace_s=grace_s,
+            timeout_s=timeout_s,
             main=_main_script(call),
         )
+        self.outcome = None
         outcome, interrupted = self._exchange(request)
+        self.outcome = outcome
         del store
         if logs is not None and not any(logs.iterdir()):
             logs.rmdir()
-        if interrupted:
+        if interrupted or outcome.interrupted:
             raise KeyboardInterrupt
-        if outcome.failures:
-            raise _as_error(outcome.failures, n_processes)
+        if outcome.verdict is not None:
+            raise _as_error(outcome.verdict, outcome, n_processes)
         return [pickle.loads(outcome.results[rank]) for rank in range(n_processes)]
 
     def _exchange(self, request: Request) -> tuple[Outcome, bool]:
@@ -142,6 +162,8 @@ class Launcher:
                 return self._link.recv(), bool(signals)
             except (EOFError, OSError):
                 code = self._zygote.wait()
+                if code == INTERRUPTED or signals:
+                    raise KeyboardInterrupt from None
                 raise RunError(
                     f"the process that ranks are forked from ended with exit code {code}; "
                     "all ranks were killed"
@@ -211,17 +233,29 @@ def _signals_counted() -> Iterator[list[int]]:
             signal.signal(number, handler)
 
 
-def _as_error(failures: Sequence[Failure], n_processes: int) -> Exception:
-    first = failures[0]
+def _as_error(verdict: Verdict, outcome: Outcome, n_processes: int) -> Exception:
+    if not outcome.failures or verdict.kind == "diverged":
+        stack = f"\nits stack:\n{verdict.stack}" if verdict.stack else ""
+        return RankFailed(verdict.what + stack, verdict=verdict, accounts=outcome.accounts)
+    first = outcome.failures[0]
     if first.error is not None:
         return first.error
+    message = _words(outcome.failures, verdict, n_processes)
+    return RankFailed(message, verdict=verdict, accounts=outcome.accounts)
+
+
+def _words(failures: Sequence[Failure], verdict: Verdict, n_processes: int) -> str:
+    first = failures[0]
     if first.signal is not None:
         how = f"was ended by {signal.Signals(first.signal).name}"
         if first.signal == signal.SIGKILL:
             how += " (a person, or the system when memory ran out)"
     else:
-        how = f"ended with exit code {first.exit_code}"
+        early = "" if first.exit_code else " before its work was done"
+        how = f"ended with exit code {first.exit_code}{early}"
     parts = [f"rank {first.rank} of {n_processes} {how}"]
+    if verdict.op is not None:
+        parts[0] += f"; its last collective was {verdict.op}"
     if first.traceback:
         parts.append(first.traceback.rstrip())
     if first.stderr_tail:
@@ -229,4 +263,4 @@ def _as_error(failures: Sequence[Failure], n_processes: int) -> Exception:
     others = sorted(failure.rank for failure in failures[1:])
     if others:
         parts.append(f"then failed: rank {', '.join(map(str, others))}")
-    return RankFailed("\n".join(parts), rank=first.rank, how=how)
+    return "\n".join(parts)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -21,6 +21,9 @@ from .job import Job
 from .mesh import World
 from .nonfinite import save_samples
 from .state import Progress, State
+from .verdict import diverged
+
+_Read = list[dict[str, torch.Tensor] | None]
 
 
 class OnStep(Protocol):
@@ -155,9 +158,10 @@ class _Run:
         evaluated = saved = None
         stopped = False
         self.applied.stage.train()
+        self.world.record.enter("training")
         with self.feed.steps(done, self.n_steps) as reads:
             self.driver.begin()
-            for read in reads:
+            for read in self._reading(reads):
                 result = self._step(read)
                 done = self.state.progress.step
                 stopped = result.stop
@@ -190,7 +194,15 @@ class _Run:
             state=self.state,
         )
 
-    def _step(self, read: list[dict[str, torch.Tensor] | None]) -> StepResult:
+    def _reading(self, reads: Iterator[_Read]) -> Iterator[_Read]:
+        while True:
+            with self.world.record.doing("reading data"):
+                read = next(reads, None)
+            if read is None:
+                return
+            yield read
+
+    def _step(self, read: _Read) -> StepResult:
         settings, before = self.job.train, self.state.progress
         n_samples = self.feed.n_samples(before.step)
         _seed(self.world.device, _mix(settings.seed, before.step, self.data_rank))
@@ -202,6 +214,8 @@ class _Run:
             rate_factor=factor,
             say=Said(stop=self.stop is not None and self.stop()),
         )
+        if len({said.trail for said in result.said}) > 1:
+            raise diverged(self.world)
         self.state.progress = Progress(
             step=before.step + 1,
             samples=before.samples + n_samples,
@@ -225,9 +239,7 @@ class _Run:
             raise self._not_finite("every step of the run was skipped", result, read)
         return result
 
-    def _not_finite(
-        self, rule: str, result: StepResult, read: list[dict[str, torch.Tensor] | None]
-    ) -> RunError:
+    def _not_finite(self, rule: str, result: StepResult, read: _Read) -> RunError:
         """The error that ends a run, the same on all ranks; those to blame keep their samples."""
         step, folder, rank = self.state.progress.step, self.job.folder, self.world.rank
         assert result.reason is not None, "skipped steps have a reason"
@@ -282,9 +294,10 @@ class _Run:
         )
 
     def _evaluate(self) -> None:
-        found = evaluate(
-            self.applied, self.world, self.job.source, self.feed, batch=self.eval_batch
-        )
+        with self.world.record.doing("evaluating"):
+            found = evaluate(
+                self.applied, self.world, self.job.source, self.feed, batch=self.eval_batch
+            )
         if not found:
             return
         self.metrics = found
@@ -300,7 +313,8 @@ class _Run:
 
     def _save(self) -> None:
         if self.save is not None:
-            self.save(self.state)
+            with self.world.record.doing("saving a checkpoint"):
+                self.save(self.state)
 
     def _due(self, every: int | None, done: int) -> bool:
         return every is not None and done % every == 0

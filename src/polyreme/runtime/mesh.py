@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -20,6 +21,7 @@ from torch.distributed.rendezvous import rendezvous
 from ..cluster.accelerator import Accelerator
 from ..errors import RunError
 from ..plan.ir import DataLayout
+from .record import RECORD, Record
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,7 +36,10 @@ class Place:
 
 @dataclass(frozen=True, kw_only=True)
 class World:
-    """This process among all: its rank, device and group (None for a single process)."""
+    """This process among all: its rank, device and group (None for a single process).
+
+    `record` keeps what it does; every collective goes into it.
+    """
 
     rank: int
     n_ranks: int
@@ -43,6 +48,7 @@ class World:
     device: torch.device
     accelerator: Accelerator
     group: Any = None  # dist.ProcessGroup | None
+    record: Record = field(default_factory=Record)
 
     @property
     def is_first(self) -> bool:
@@ -52,7 +58,8 @@ class World:
     def barrier(self) -> None:
         """Wait for all processes."""
         if self.group is not None:
-            dist.barrier(self.group)
+            with self.record.inside("barrier", n_ranks=self.n_ranks):
+                dist.barrier(self.group)
 
     def coordinates(self, layout: DataLayout) -> tuple[int, int]:
         """(replica, shard) of this process."""
@@ -114,23 +121,27 @@ def is_launched(environment: Mapping[str, str] | None = None) -> bool:
 def open(accelerator: Accelerator, timeout_s: float = 600.0) -> World:  # noqa: A001
     """Take this process's device and join the others; `close` undoes it.
 
-    `timeout_s` is how long a collective waits for a process that does not come. Raises RunError
-    if the others cannot be reached.
+    `timeout_s` is how long a collective may wait for a process that does not come. Whoever
+    watches the ranks ends them then; the backend's own limit is longer, so that they are named
+    first. Raises RunError if the others cannot be reached.
     """
     place = read_place()
+    record = _record(place)
+    limit = timedelta(seconds=2 * timeout_s + 30)
     device = accelerator.device(place.local_rank)
     accelerator.set(place.local_rank)
     group = None
     if place.n_ranks > 1:
         try:
-            dist.init_process_group(
-                accelerator.backend,
-                store=_store(place, timedelta(seconds=timeout_s)),
-                rank=place.rank,
-                world_size=place.n_ranks,
-                timeout=timedelta(seconds=timeout_s),
-                device_id=None if device.type == "cpu" else device,
-            )
+            with record.inside("init_process_group", n_ranks=place.n_ranks):
+                dist.init_process_group(
+                    accelerator.backend,
+                    store=_store(place, limit),
+                    rank=place.rank,
+                    world_size=place.n_ranks,
+                    timeout=limit,
+                    device_id=None if device.type == "cpu" else device,
+                )
         except (RuntimeError, ValueError) as error:
             raise RunError(f"rank {place.rank} could not join the others: {error}") from error
         group = dist.group.WORLD
@@ -142,6 +153,7 @@ def open(accelerator: Accelerator, timeout_s: float = 600.0) -> World:  # noqa: 
         device=device,
         accelerator=accelerator,
         group=group,
+        record=record,
     )
 
 
@@ -149,6 +161,11 @@ def close(world: World) -> None:
     """Leave the group."""
     if world.group is not None and dist.is_initialized():
         dist.destroy_process_group()
+
+
+def _record(place: Place) -> Record:
+    path = os.environ.get(RECORD)
+    return Record(None if path is None else Path(path), place.rank)
 
 
 def _store(place: Place, timeout: timedelta) -> Store:

@@ -118,6 +118,7 @@ def full_parameters(state: State) -> Iterator[tuple[str, torch.Tensor]]:
     for name, tensor in tensors.items():
         whole = tensor.detach()
         if isinstance(whole, DTensor):
-            whole = whole.full_tensor()
+            with state.world.record.inside("all_gather", whole, state.world.n_ranks):
+                whole = whole.full_tensor()
         if state.world.is_first:
             yield name, whole.cpu()

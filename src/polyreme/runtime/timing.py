@@ -12,6 +12,8 @@ import torch
 import torch.distributed as dist
 from torch.distributed.fsdp._fully_shard import _fsdp_api
 
+from .record import Record
+
 # torch 2.13 gave these two new names.
 _all_gather: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 _reduce_scatter: Any = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
@@ -47,7 +49,7 @@ def step_times(step_s: float, blocked_s: float, compute_s: Sequence[float], rank
 
 
 class Traffic:
-    """Counts the collectives of one process.
+    """Counts the collectives of one process, and keeps them in its record.
 
     `blocked_s` is the time in which the host stood still for a collective: all of it on CPU,
     almost nothing on devices that work asynchronously (there `device_shares` is measured).
@@ -55,7 +57,8 @@ class Traffic:
     of the full tensor for a reduce-scatter or an all-gather.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, record: Record | None = None) -> None:
+        self.record = record or Record()
         self.blocked_s = 0.0
         self.sent_bytes = 0
         self.n_reductions = 0
@@ -85,14 +88,19 @@ class Traffic:
 
     def start_all_reduce(self, tensor: torch.Tensor, group: dist.ProcessGroup) -> Any:
         """Begin the sum of the tensor over the group, in place; give the result to `finish`."""
-        self.count(tensor.nbytes, group.size(), 2)
+        n_ranks = group.size()
+        self.count(tensor.nbytes, n_ranks, 2)
         self.n_reductions += 1
-        return dist.all_reduce(tensor, group=group, async_op=True)
+        seq = self.record.begin("all_reduce sum", tensor, n_ranks)
+        return seq, dist.all_reduce(tensor, group=group, async_op=True)
 
-    def finish(self, work: Any) -> None:
+    def finish(self, started: Any) -> None:
         """Wait for what `start_all_reduce` began."""
+        seq, work = started
+        self.record.wait(seq)
         with self.blocked():
             work.wait()
+        self.record.end(seq)
 
     def all_reduce(
         self,
@@ -101,9 +109,23 @@ class Traffic:
         op: dist.ReduceOp.RedOpType = dist.ReduceOp.SUM,
     ) -> None:
         """Reduce a small tensor in place and wait."""
-        self.count(tensor.nbytes, group.size(), 2)
-        with self.blocked():
+        n_ranks = group.size()
+        self.count(tensor.nbytes, n_ranks, 2)
+        name = f"all_reduce {'max' if op == dist.ReduceOp.MAX else 'sum'}"
+        with self.record.inside(name, tensor, n_ranks), self.blocked():
             dist.all_reduce(tensor, op=op, group=group)
+
+    def sums(self, tensor: torch.Tensor, group: dist.ProcessGroup) -> list[float]:
+        """The sum of a vector over the group, as numbers.
+
+        Devices that work asynchronously have then done all that they were given before.
+        """
+        self.count(tensor.nbytes, group.size(), 2)
+        with self.record.inside("all_reduce sum", tensor, group.size()):
+            with self.blocked():
+                dist.all_reduce(tensor, group=group)
+            values: list[float] = tensor.tolist()
+        return values
 
 
 class TimedAllGather(_fsdp_api.AllGather):
@@ -124,8 +146,9 @@ class TimedAllGather(_fsdp_api.AllGather):
         async_op: bool = False,
     ) -> dist.Work | None:
         """Gather all ranks' inputs into the output."""
-        self._traffic.count(output_tensor.nbytes, group.size(), 1)
-        with self._traffic.blocked():
+        traffic, n_ranks = self._traffic, group.size()
+        traffic.count(output_tensor.nbytes, n_ranks, 1)
+        with traffic.record.inside("all_gather", output_tensor, n_ranks), traffic.blocked():
             work: dist.Work | None = _all_gather(
                 output_tensor, input_tensor, group=group, async_op=async_op
             )
@@ -133,11 +156,17 @@ class TimedAllGather(_fsdp_api.AllGather):
 
 
 class TimedReduceScatter(_fsdp_api.ReduceScatter):
-    """FSDP2's reduce-scatter, counted; with an all-reduce over replicas behind it, that too."""
+    """FSDP2's reduce-scatter, counted; with an all-reduce over replicas behind it, that too.
 
-    def __init__(self, traffic: Traffic) -> None:
+    `replicas_follow` says whether that comes next.
+    """
+
+    def __init__(self, traffic: Traffic, n_replicas: int = 1) -> None:
+        self.replicas_follow = n_replicas > 1
         self._traffic = traffic
+        self._n_replicas = n_replicas
         self._end_s = 0.0
+        self._seq = 0
 
     def allocate(self, size: Any, *, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
         """A new tensor for each call."""
@@ -152,17 +181,22 @@ class TimedReduceScatter(_fsdp_api.ReduceScatter):
         async_op: bool = False,
     ) -> dist.Work | None:
         """Sum all ranks' inputs and keep this rank's part in the output."""
-        self._traffic.count(input_tensor.nbytes, group.size(), 1)
-        self._traffic.note_given(input_tensor)
-        self._traffic.n_reductions += 1
-        with self._traffic.blocked():
+        traffic, n_ranks = self._traffic, group.size()
+        traffic.count(input_tensor.nbytes, n_ranks, 1)
+        traffic.note_given(input_tensor)
+        traffic.n_reductions += 1
+        with traffic.record.inside("reduce_scatter", input_tensor, n_ranks), traffic.blocked():
             work: dist.Work | None = _reduce_scatter(
                 output_tensor, input_tensor, op=op, group=group, async_op=async_op
             )
+        if self.replicas_follow:
+            self._seq = traffic.record.begin("all_reduce sum", output_tensor, self._n_replicas)
+            traffic.record.wait(self._seq)
         self._end_s = time.perf_counter()
         return work
 
-    def after_all_reduce(self, reduced: torch.Tensor, n_replicas: int) -> None:
+    def after_all_reduce(self, reduced: torch.Tensor) -> None:
         """Called when FSDP2's all-reduce over replicas, which follows at once, is through."""
-        self._traffic.count(reduced.nbytes, n_replicas, 2)
+        self._traffic.record.end(self._seq)
+        self._traffic.count(reduced.nbytes, self._n_replicas, 2)
         self._traffic.blocked_s += time.perf_counter() - self._end_s

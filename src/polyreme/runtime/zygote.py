@@ -13,7 +13,6 @@ import importlib
 import os
 import pickle
 import runpy
-import select
 import shutil
 import signal
 import sys
@@ -27,34 +26,43 @@ from pathlib import Path
 from types import ModuleType
 from typing import Literal
 
-from ..errors import PolyremeError
+import msgspec
 
-Order = Literal["end", "kill"]
-_LINGER_S = 0.5  # after a first failure: time for the others to fail too, so that causes compare
-_FAILED_GRACE_S = 2.0  # the others then hang in collectives and seldom heed SIGTERM
+from ..errors import PolyremeError
+from . import stacks
+from .record import RECORD, Account, waiting
+from .verdict import Verdict, difference, last_op
+from .watch import Watch, ended, results
+
 _TAIL_BYTES = 4000
 _TAIL_LINES = 20
 _PR_SET_PDEATHSIG = 1
-_CRASHES = (signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE, signal.SIGABRT)
+_ASKED = (signal.SIGINT, signal.SIGTERM)
+INTERRUPTED = 130  # what this process ends with when it is asked to end while no rank runs
 
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
     """One attempt. `call` is a pickled (entry, args), `environment` and `stderr` are by rank.
 
-    `main` is the script of the launcher, needed where the call's pickle refers to it.
+    With `timeout_s` a rank that others wait for so long is named and all are ended. `main` is the
+    script of the launcher, needed where the call's pickle refers to it.
     """
 
     call: bytes
     environment: tuple[Mapping[str, str], ...]
     stderr: tuple[Path | None, ...]
     grace_s: float
+    timeout_s: float | None = None
     main: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class Failure:
-    """How one rank failed; `error` is what it raised if that is one of polyreme's own."""
+    """How one rank failed; `error` is what it raised if that is one of polyreme's own.
+
+    `backend` marks what communication or the device raised.
+    """
 
     rank: int
     exit_code: int | None = None
@@ -62,89 +70,39 @@ class Failure:
     t: float
     traceback: str = ""
     error: PolyremeError | None = None
+    backend: bool = False
     stderr_tail: str = ""
 
     @property
-    def order(self) -> tuple[bool, float]:
+    def order(self) -> tuple[int, float]:
         """Likelier causes sort first.
 
         A rank that ended without a word takes the others' connections with it, who then raise
         (or abort, as some backends do), maybe before the system is done with the first.
         """
-        return bool(self.traceback) or self.signal == signal.SIGABRT, self.t
+        follows = self.backend or self.signal == signal.SIGABRT
+        return 2 if follows else int(bool(self.traceback)), self.t
 
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """Pickled results by rank, and the failures with the likely cause first."""
+    """Pickled results by rank, and the failures with the likely cause first.
+
+    `interrupted` says that a signal asked for the end. Where the run failed there is a verdict.
+    """
 
     results: Mapping[int, bytes]
     failures: tuple[Failure, ...]
+    interrupted: bool
+    verdict: Verdict | None
+    accounts: tuple[Account, ...]
 
 
-class _Watch:
-    """Waits for ranks to end, and ends them: SIGTERM, then SIGKILL once their time is up."""
-
-    def __init__(self, ranks: dict[int, int], link: Connection, wake: int, grace_s: float) -> None:
-        self._running = ranks  # process id -> rank
-        self._link = link
-        self._heard = [link.fileno(), wake]
-        self._wake = wake
-        self._grace_s = grace_s
-        self._due: list[tuple[float, int]] = []  # (when, signal), soonest first
-        self._signalled = False
-        self.code: dict[int, int] = {}  # rank -> exit code, or minus the signal
-        self.failed_at: dict[int, float] = {}  # ranks that failed by themselves
-
-    def run(self) -> None:
-        """Return when no rank is left."""
-        while self._running:
-            wait_s = max(0.0, self._due[0][0] - time.monotonic()) if self._due else None
-            ready, _, _ = select.select(self._heard, [], [], wait_s)
-            if self._wake in ready:
-                os.read(self._wake, 4096)
-            if self._link.fileno() in ready:
-                self._obey()
-            self._reap()
-            while self._due and self._due[0][0] <= time.monotonic():
-                self._signal(self._due.pop(0)[1])
-
-    def _obey(self) -> None:
-        try:
-            order: Order = self._link.recv()
-        except (EOFError, OSError):
-            order = "kill"
-            self._heard = [self._wake]
-        now = time.monotonic()
-        if order == "kill":
-            self._signal(signal.SIGKILL)
-        else:
-            self._due = [(now, signal.SIGTERM), (now + self._grace_s, signal.SIGKILL)]
-
-    def _reap(self) -> None:
-        for process in list(self._running):
-            found, status = os.waitpid(process, os.WNOHANG)
-            if not found:
-                continue
-            rank = self._running.pop(process)
-            code = self.code[rank] = os.waitstatus_to_exitcode(status)
-            if not code or (self._signalled and -code not in _CRASHES):
-                continue
-            self.failed_at[rank] = time.monotonic()
-            if not self._due:
-                end = time.monotonic() + _LINGER_S
-                self._due = [(end, signal.SIGTERM), (end + _FAILED_GRACE_S, signal.SIGKILL)]
-
-    def _signal(self, number: int) -> None:
-        self._signalled = True
-        for process in self._running:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(process, number)
-
-
-def main(link_fd: int) -> None:
+def main(link_fd: int, parent: int) -> None:
     """Serve requests until the link closes."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    for number in _ASKED:
+        signal.signal(number, _end)
+    _die_with(parent)
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     link = Connection(link_fd)
     try:
@@ -156,39 +114,74 @@ def main(link_fd: int) -> None:
         os._exit(0)  # nothing of its own to tear down, and that would take a second
 
 
+def _end(*_: object) -> None:
+    """Asked to end while no rank runs: the launcher learns it by the exit code."""
+    os._exit(INTERRUPTED)
+
+
 def _serve(link: Connection, request: Request) -> None:
     box = Path(tempfile.mkdtemp(prefix="polyreme-"))
-    wake, wake_end = os.pipe()
-    for end in (wake, wake_end):
-        os.set_blocking(end, False)
+    wake, wake_end = _pipe()
+    asked, asked_end = _pipe()
     signal.set_wakeup_fd(wake_end, warn_on_full_buffer=False)
-    signal.signal(signal.SIGCHLD, lambda *_: None)
+    for number in (*_ASKED, signal.SIGCHLD):
+        signal.signal(number, lambda *_: None)
     parent = os.getpid()
     ranks: dict[int, int] = {}
     for rank in range(len(request.environment)):
+        signal.pthread_sigmask(signal.SIG_BLOCK, _ASKED)  # until the fork has its own handlers
         process = os.fork()
         if not process:
             signal.set_wakeup_fd(-1)
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-            for end in (wake, wake_end, link.fileno()):
+            for number in _ASKED:
+                signal.signal(number, lambda *_: _tell(asked_end))
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, _ASKED)
+            for end in (wake, wake_end, asked, link.fileno()):
                 os.close(end)
             _be(request, rank, box, parent)
         ranks[process] = rank
-    watch = _Watch(ranks, link, wake, request.grace_s)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _ASKED)
+    watch = Watch(
+        ranks,
+        link,
+        wake,
+        asked,
+        box=box,
+        grace_s=request.grace_s,
+        timeout_s=request.timeout_s,
+    )
     watch.run()
-    signal.set_wakeup_fd(-1)
-    os.close(wake)
-    os.close(wake_end)
     outcome = _outcome(request, watch, box)
     shutil.rmtree(box, ignore_errors=True)
     with contextlib.suppress(OSError):
         link.send(outcome)
+    signal.set_wakeup_fd(-1)
+    for number in _ASKED:
+        signal.signal(number, _end)
+    for end in (wake, wake_end, asked, asked_end):
+        os.close(end)
+
+
+def _pipe() -> tuple[int, int]:
+    ends = os.pipe()
+    for end in ends:
+        os.set_blocking(end, False)
+    return ends
+
+
+def _tell(asked_end: int) -> None:
+    """A rank passes on that it was asked to end."""
+    with contextlib.suppress(OSError):
+        os.write(asked_end, b"x")
 
 
 def _be(request: Request, rank: int, box: Path, parent: int) -> None:
     """Be a rank; never returns. The interpreter is not torn down: libraries crash or hang there."""
     _die_with(parent)
     os.environ.update(request.environment[rank])
+    os.environ[RECORD] = str(box / f"{rank}.record")
+    stack = stacks.answer(box, rank)
     stderr = request.stderr[rank]
     sink = os.open(
         stderr if stderr is not None else box / f"{rank}.stderr",
@@ -206,6 +199,7 @@ def _be(request: Request, rank: int, box: Path, parent: int) -> None:
         code = 0
     except SystemExit as end:
         code = end.code if isinstance(end.code, int) else int(end.code is not None)
+        (box / f"{rank}.result").write_bytes(pickle.dumps(None))
     except BaseException as error:
         failure = Failure(
             rank=rank,
@@ -213,6 +207,7 @@ def _be(request: Request, rank: int, box: Path, parent: int) -> None:
             exit_code=1,
             traceback=traceback.format_exc(),
             error=error if isinstance(error, PolyremeError) else None,
+            backend=_is_backend(error, box / f"{rank}.record"),
         )
         (box / f"{rank}.error").write_bytes(pickle.dumps(failure))
     finally:
@@ -220,7 +215,19 @@ def _be(request: Request, rank: int, box: Path, parent: int) -> None:
             atexit._run_exitfuncs()
             sys.stdout.flush()
             sys.stderr.flush()
+            stack.close()
         os._exit(code)
+
+
+def _is_backend(error: BaseException, record: Path) -> bool:
+    """Whether communication or the device failed, not the program."""
+    import torch
+
+    kinds: list[type[BaseException]] = [torch.distributed.DistError]
+    kinds += [kind] if (kind := getattr(torch, "AcceleratorError", None)) else []
+    if isinstance(error, tuple(kinds)):
+        return not isinstance(error, torch.OutOfMemoryError)
+    return isinstance(error, RuntimeError) and waiting(record)[0] > 0
 
 
 def _die_with(parent: int) -> None:
@@ -238,23 +245,40 @@ def _adopt_main(path: str) -> None:
     sys.modules["__main__"] = sys.modules["__mp_main__"] = module
 
 
-def _outcome(request: Request, watch: _Watch, box: Path) -> Outcome:
-    results: dict[int, bytes] = {}
-    failures: list[Failure] = []
-    for rank, code in watch.code.items():
-        if not code:
-            result = box / f"{rank}.result"
-            results[rank] = result.read_bytes() if result.exists() else pickle.dumps(None)
-        elif rank in watch.failed_at:
-            failures.append(_failure(request, rank, watch, box))
+def _outcome(request: Request, watch: Watch, box: Path) -> Outcome:
+    failures = [_failure(request, rank, watch, box) for rank in watch.failed_at]
+    failures.sort(key=lambda failure: failure.order)
     for log in request.stderr:
         if log is not None and log.exists() and not log.stat().st_size:
             log.unlink()
-    failures.sort(key=lambda failure: failure.order)
-    return Outcome(results=results, failures=tuple(failures))
+    accounts = watch.accounts or tuple(map(watch.account, range(len(request.environment))))
+    return Outcome(
+        results=results(watch.code, box),
+        failures=tuple(failures),
+        interrupted=watch.interrupted,
+        verdict=watch.verdict or (_verdict(failures[0], accounts) if failures else None),
+        accounts=accounts,
+    )
 
 
-def _failure(request: Request, rank: int, watch: _Watch, box: Path) -> Failure:
+def _verdict(first: Failure, accounts: tuple[Account, ...]) -> Verdict:
+    """What the first failure means; ranks that called different things fail in the backend."""
+    in_backend = first.backend or first.signal == signal.SIGABRT
+    different = difference(accounts) if in_backend else None
+    if different is not None:
+        return msgspec.structs.replace(different, stack=first.traceback or None)
+    how = ended(-first.signal if first.signal is not None else first.exit_code)
+    kind: Literal["backend", "error", "died"] = "error" if first.traceback else "died"
+    return Verdict(
+        kind="backend" if first.backend else kind,
+        rank=first.rank,
+        op=last_op(accounts[first.rank]),
+        what=str(first.error) if first.error is not None else f"rank {first.rank} {how}",
+        stack=first.traceback or None,
+    )
+
+
+def _failure(request: Request, rank: int, watch: Watch, box: Path) -> Failure:
     code, t = watch.code[rank], watch.failed_at[rank]
     stderr = request.stderr[rank] or box / f"{rank}.stderr"
     text = stderr.read_bytes()[-_TAIL_BYTES:].decode(errors="replace") if stderr.exists() else ""
@@ -271,5 +295,6 @@ def _failure(request: Request, rank: int, watch: _Watch, box: Path) -> Failure:
         t=failure.t,
         traceback=failure.traceback,
         error=failure.error,
+        backend=failure.backend,
         stderr_tail=tail,
     )

@@ -51,6 +51,7 @@ class Unit:
     module: Any  # FSDPModule
     level: Level
     parameters: tuple[Sharded, ...]
+    reduce_scatter: TimedReduceScatter
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,6 +102,7 @@ class Applied:
                 unit.module.set_requires_gradient_sync(last, recurse=False)
             elif self.layout.replica > 1:
                 unit.module.set_requires_all_reduce(last, recurse=False)
+                unit.reduce_scatter.replicas_follow = last
             if unit.level != "params":
                 unit.module.set_reshard_after_backward(last, recurse=False)
 
@@ -165,7 +167,7 @@ class _Maker:
         self.layout = layout_of(plan)
         assert len(self.layout.devices) == world.n_ranks, "one process per device of the plan"
         self.dtype = _DTYPES[plan.precision]
-        self.traffic = Traffic()
+        self.traffic = Traffic(world.record)
         self.mesh: Any = None
         if self.layout.shard > 1:
             mesh = world.mesh(self.layout)
@@ -286,15 +288,16 @@ class _Maker:
         if all(_only_looks_up(self.bodies[name], slots) for name in names):
             module.set_unshard_in_backward(False)
         module.set_custom_all_gather(TimedAllGather(self.traffic))
-        reduce_scatter = TimedReduceScatter(self.traffic)
+        reduce_scatter = TimedReduceScatter(self.traffic, self.layout.replica)
         module.set_custom_reduce_scatter(reduce_scatter)
         if self.layout.replica > 1:
-            n = self.layout.replica
-            module.set_all_reduce_hook(lambda grad: reduce_scatter.after_all_reduce(grad, n))
+            module.set_all_reduce_hook(reduce_scatter.after_all_reduce)
         trainable = tuple(Sharded(slot=slot) for slot in sharded if slot.tensor.requires_grad)
         for parameter in trainable:
             self.bodies[parameter.slot.layer].call_before_first(_watch(parameter))
-        self.units.append(Unit(module=module, level=level, parameters=trainable))
+        self.units.append(
+            Unit(module=module, level=level, parameters=trainable, reduce_scatter=reduce_scatter)
+        )
 
 
 def tied_groups(graph: LayerGraph) -> list[list[str]]:

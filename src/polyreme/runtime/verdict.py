@@ -1,0 +1,182 @@
+"""Who is to blame when ranks no longer go on together, from what their records say."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Literal
+
+import msgspec
+
+from ..errors import RunError
+from .record import N_TOLD, Account, Event
+
+if TYPE_CHECKING:
+    from .mesh import World
+
+_CONTEXT = 3  # collectives before a difference that tell what should follow
+_WAITS = ("distributed_c10d", "_functional_collectives")  # files in whose frames a rank waits
+
+
+class Verdict(msgspec.Struct, frozen=True, kw_only=True):
+    """What went wrong: on which rank (None: it cannot be told), in which operation.
+
+    A rank "stalled" that did not come where others wait, "diverged" that called something else,
+    "died" that ended without a word, failed in the "backend" of communication or the device, or
+    raised an "error" of another kind.
+    """
+
+    kind: Literal["stalled", "diverged", "died", "backend", "error"]
+    rank: int | None
+    op: str | None
+    what: str
+    stack: str | None = None
+
+
+def difference(accounts: Sequence[Account]) -> Verdict | None:
+    """The first collective that ranks called otherwise than others, if there is one."""
+    calls = {account.rank: {event.seq: event for event in account.events} for account in accounts}
+    seqs = Counter(seq for events in calls.values() for seq in events)
+    for seq in sorted(seq for seq, n_ranks in seqs.items() if n_ranks > 1):
+        said = {rank: events[seq] for rank, events in calls.items() if seq in events}
+        if len({event.call for event in said.values()}) > 1:
+            return _odd(seq, said, calls)
+    return None
+
+
+def stall(accounts: Sequence[Account], timeout_s: float) -> Verdict:
+    """Who keeps the others waiting; asked when some rank waited for `timeout_s`."""
+    different = difference(accounts)
+    if different is not None:
+        return different
+    waiting = [account for account in accounts if account.waiting and account.state == "running"]
+    late = min(accounts, key=_lateness)
+    others = [account for account in waiting if account.rank != late.rank]
+    ahead = max(others, key=lambda account: account.seq, default=late)
+    missed = ahead.event(max(late.seq + (not late.waiting), 1)) or ahead.event(ahead.waiting)
+    op = "communication" if missed is None else str(missed)
+    waits = _ranks([account.rank for account in others])
+    if late.state == "running" and late.waiting and late.seq == max(a.seq for a in accounts):
+        outside = [a for a in accounts if a.stack and not any(name in a.stack for name in _WAITS)]
+        if len(outside) != 1:
+            what = f"all ranks are inside {op}, and none went on within {timeout_s:g} s"
+            return Verdict(kind="stalled", rank=None, op=_name(missed), what=what)
+        late = outside[0]
+        waits = _ranks([account.rank for account in accounts if account.rank != late.rank])
+    what = (
+        f"rank {late.rank} of {len(accounts)} did not come to {op}, in which {waits} waited for "
+        f"{timeout_s:g} s: {_state(late)}"
+    )
+    return Verdict(kind="stalled", rank=late.rank, op=_name(missed), what=what, stack=late.stack)
+
+
+def last_op(account: Account) -> str | None:
+    """The collective in which a rank stood, or that it called last."""
+    event = account.event(account.waiting or account.seq)
+    return _name(event)
+
+
+def diverged(world: World) -> RunError:
+    """The error for ranks whose trails differ; all call it together and get the same."""
+    import torch.distributed as dist
+
+    own = world.record.account()
+    accounts: list[Account] = [own] * world.n_ranks
+    dist.all_gather_object(accounts, own, group=world.group)
+    verdict = difference(accounts)
+    if verdict is None:
+        counts = ", ".join(f"rank {account.rank}: {account.seq}" for account in accounts)
+        return RunError(f"ranks called different collectives; their numbers: {counts}")
+    return RunError(verdict.what)
+
+
+def attempt_json(attempt: int, verdict: Verdict | None, accounts: Sequence[Account]) -> bytes:
+    """``ranks/attempt-A.json``: the last events of every rank, in seconds since the first began."""
+    known = [account.began_s for account in accounts if account.began_s]
+    origin_s = min(known, default=time.time())
+    told = {
+        "attempt": attempt,
+        "verdict": verdict,
+        "ranks": [
+            {
+                "rank": account.rank,
+                "pid": account.pid,
+                "host": account.host,
+                "state": account.state,
+                "doing": account.doing,
+                "waiting": account.waiting,
+                "stack": account.stack,
+                "events": [_told(event, origin_s) for event in account.events[-N_TOLD:]],
+            }
+            for account in sorted(accounts, key=lambda account: account.rank)
+        ],
+    }
+    return msgspec.json.format(msgspec.json.encode(told), indent=1) + b"\n"
+
+
+def _told(event: Event, origin_s: float) -> dict[str, object]:
+    end_s = None if event.end_s is None else round(event.end_s - origin_s, 6)
+    return {
+        "seq": event.seq,
+        "op": event.op,
+        "shape": event.shape,
+        "dtype": event.dtype,
+        "start_s": round(event.start_s - origin_s, 6),
+        "end_s": end_s,
+    }
+
+
+def _lateness(account: Account) -> tuple[bool, int, bool, int]:
+    """Sorts first whom others wait for: a process that cannot go on, or else the one behind."""
+    return account.state == "running", account.seq, bool(account.waiting), account.rank
+
+
+def _state(account: Account) -> str:
+    event = account.event(account.seq)
+    last = f"its last was {event}" if event is not None else "it had called none"
+    if account.state != "running":
+        return f"its process is {account.state}; {last}"
+    if account.waiting and event is not None:
+        return f"it is still inside {event}"
+    doing = f", {account.doing}" if account.doing else ""
+    return f"it is outside of any{doing}; {last}"
+
+
+def _odd(seq: int, said: dict[int, Event], calls: dict[int, dict[int, Event]]) -> Verdict:
+    counts = Counter(event.call for event in said.values())
+    most = max(counts.values())
+    usual = [call for call, count in counts.items() if count == most]
+    expected = _expected(seq, calls)
+    right = expected if expected in usual else usual[0]
+    odd = next(rank for rank in sorted(said) if said[rank].call != right)
+    like = next(rank for rank in sorted(said) if said[rank].call == right)
+    alike = [rank for rank in said if said[rank].call == right]
+    what = (
+        f"rank {odd} of {len(calls)} called {said[odd]} where {_ranks(alike)} called {said[like]}"
+    )
+    return Verdict(kind="diverged", rank=odd, op=said[like].op, what=what)
+
+
+def _expected(seq: int, calls: dict[int, dict[int, Event]]) -> object:
+    """What followed the last time that the same collectives had come before."""
+    events = max(calls.values(), key=len)
+    before = [events[at].call for at in range(seq - _CONTEXT, seq) if at in events]
+    for past in range(seq - 1, min(events) + len(before) - 1, -1):
+        said = [events[at].call for at in range(past - len(before), past) if at in events]
+        if before and said == before and past in events:
+            return events[past].call
+    return None
+
+
+def _name(event: Event | None) -> str | None:
+    return None if event is None else event.op
+
+
+def _ranks(ranks: Sequence[int]) -> str:
+    listed = sorted(ranks)
+    if not listed:
+        return "nobody else"
+    if len(listed) > 8:
+        return f"{len(listed)} others"
+    return f"rank {', '.join(map(str, listed))}"
