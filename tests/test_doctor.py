@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import email.message
 import importlib.metadata
 import json
 import os
@@ -41,6 +42,18 @@ WELL = Readings(
     clock_error_s=1e-3,
     interfaces=(),
 )
+
+
+@pytest.fixture
+def _asks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the package asks for, as its metadata say."""
+    asked = email.message.Message()
+    asked["Requires-Python"] = ">=3.11"
+    for line in ("torch>=2.11", "numpy>=2.0", "msgspec>=0.20"):
+        asked["Requires-Dist"] = line
+    for extra in ("tensorboard", "wandb", "datasets"):
+        asked["Requires-Dist"] = f'{extra}>=0.1; extra == "{extra}"'
+    monkeypatch.setattr("importlib.metadata.metadata", lambda _: asked)
 
 
 def _judged(n_processes: int = 4, **lacks: Any) -> dict[str, Row]:
@@ -138,12 +151,14 @@ def test_a_control_group_s_memory_is_what_there_is() -> None:
 
 def test_settings_that_change_a_run_are_shown_and_secrets_are_not() -> None:
     given = {"RANK": "0", "MASTER_ADDR": "a", "NCCL_DEBUG": "INFO"}
-    rows = _judged(environment={**given, "SOME_API_KEY": "x", "HOME": "h"})
+    others = {"SOME_API_KEY": "x", "HOME": "h", "CUDA_HOME": "/usr"}
+    rows = _judged(environment=given | others)
     shown = {row.what for row in rows.values() if row.group == "environment"}
     assert shown == set(given)
     _told_apart(rows.values())
 
 
+@pytest.mark.usefixtures("_asks")
 def test_missing_and_old_packages_are_told_from_missing_extras() -> None:
     there = {"torch": "2.9.1", "msgspec": "0.22.0", "polyreme": "1", "tensorboard": "2.21"}
     rows = {row.what: row for row in software.rows(there.get, which=lambda _: None)}
@@ -159,6 +174,7 @@ def test_missing_and_old_packages_are_told_from_missing_extras() -> None:
     _told_apart(rows.values())
 
 
+@pytest.mark.usefixtures("_asks")
 def test_versions_are_compared_as_numbers() -> None:
     rows = {row.what: row for row in software.rows({"torch": "2.100.0+cpu"}.get)}
     assert rows["torch"].status == "ok"
@@ -233,7 +249,8 @@ def test_this_machine_can_train(monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
     works = [row for row in rows if row.what.endswith("works") or "all-reduce" in row.what]
     assert len(works) >= 2
     assert {row.status for row in works} <= {"ok", "note"}
-    assert any(str(torch.__version__).split("+")[0] in row.value for row in rows)
+    if software.installed("polyreme"):
+        assert any(str(torch.__version__).split("+")[0] in row.value for row in rows)
     _told_apart(rows)
 
 

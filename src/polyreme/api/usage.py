@@ -52,7 +52,7 @@ def _parameter(error: Any, param: Any, arguments: Sequence[str]) -> Violation:
     rule = str(error.message).partition("\n")[0].removeprefix("Value error, ").rstrip(".")
     if _CHOICES.search(rule):
         rule = "is not one of the legal values"
-    elif "valid integer" in rule:
+    elif "valid int" in rule:
         rule = "is no integer"
     elif "greater than or equal" in rule or "range" in rule:
         rule = f"is not >= {_least(param)}"

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import platform
+import re
 import resource
 import sys
 import time
@@ -36,6 +37,7 @@ VARIABLES = (  # what backends read begins so
     "TORCH_",
     "PYTORCH_",
 )
+_DRIVERS = {"cuda": "/proc/driver/nvidia/version"}
 _BUILDS = ("cuda", "hip", "xpu")
 _NODES = ("/dev/nvidia0", "/dev/nvidiactl", "/dev/kfd", "/dev/davinci0")
 HOST_TYPE = "cpu"  # torch's device type for tensors in the memory of the host
@@ -141,10 +143,7 @@ class Accelerator:
         library: Any = getattr(self._module(), self.backend, None)
         if hasattr(library, "version"):
             found[self.backend] = ".".join(map(str, library.version()))
-        driver = getattr(torch._C, f"_{self.device_type}_getDriverVersion", None)
-        if driver is not None:
-            whole = int(driver())
-            found["driver, up to runtime"] = f"{whole // 1000}.{whole % 1000 // 10}"
+        found["driver"] = _driver(self.device_type)
         return {name: str(version) for name, version in found.items() if version is not None}
 
     def has_bf16(self) -> bool:
@@ -346,6 +345,16 @@ def unseen() -> tuple[str, str] | None:
             "install the build of torch for this accelerator",
         )
     return None
+
+
+def _driver(device_type: str) -> str | None:
+    """The version that a driver gives in the system's files, where it does."""
+    try:
+        text = Path(_DRIVERS.get(device_type, "")).read_text()
+    except OSError:
+        return None
+    match = re.search(r"\b\d+\.\d+(\.\d+)*\b", text)
+    return match[0] if match else None
 
 
 def _host_bytes() -> int:

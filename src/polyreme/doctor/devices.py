@@ -23,6 +23,7 @@ def rows() -> Iterator[Row]:
         yield Row(group="devices", what="accelerator", value=value, status="missing", remedy=remedy)
     for entry in entries:
         yield from _kind(entry)
+    yield from (_peers(entry) for entry in entries if not entry.on_host and entry.count() > 1)
 
 
 def _kind(entry: Accelerator) -> Iterator[Row]:
@@ -33,8 +34,6 @@ def _kind(entry: Accelerator) -> Iterator[Row]:
     for index in shown:
         yield _device(entry, index, count)
     yield _operation(entry)
-    if not entry.on_host and count > 1:
-        yield _peers(entry, count)
 
 
 def _device(entry: Accelerator, index: int, count: int) -> Row:
@@ -81,8 +80,8 @@ def _operation(entry: Accelerator) -> Row:
     )
 
 
-def _peers(entry: Accelerator, count: int) -> Row:
-    pairs = list(itertools.permutations(range(count), 2))
+def _peers(entry: Accelerator) -> Row:
+    pairs = list(itertools.permutations(range(entry.count()), 2))
     found = [entry.reaches(*pair) for pair in pairs]
     what = f"{entry.name} peer access"
     if None in found:

@@ -15,9 +15,10 @@ _LOCKED_BYTES = 64 * 2**20
 _SHARED_BYTES = 64 * 2**20  # of shared memory, a process
 _RUN_BYTES = (256 * 2**20, 10 * 2**30)
 _CACHE_BYTES = 16 * 2**20
+_HARMLESS = ("_HOME", "_VERSION", "_ARCH_LIST")  # for building programs
 _NAMES = (
     "RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT", "SLURM_PROCID",
-    "OMP_NUM_THREADS", "MKL_NUM_THREADS", "LD_PRELOAD", "XDG_CACHE_HOME", "HF_HOME",
+    "MKL_NUM_THREADS", "LD_PRELOAD", "XDG_CACHE_HOME", "HF_HOME",
     "HF_HUB_OFFLINE", "TOKENIZERS_PARALLELISM",
 )  # fmt: skip
 
@@ -162,7 +163,8 @@ def _clocks(readings: Readings) -> Iterator[Row]:
 def _environment(readings: Readings) -> Iterator[Row]:
     """Variables that change what torch, its backends or a launcher do; secrets are none of them."""
     for name, value in sorted(readings.environment.items()):
-        if not (name.startswith(VARIABLES) or name in _NAMES) or name == "OMP_NUM_THREADS":
+        known = name.startswith(VARIABLES) and not name.endswith(_HARMLESS)
+        if not (known or name in _NAMES):
             continue
         launched = name in ("RANK", "WORLD_SIZE", "LOCAL_RANK")
         yield Row(
@@ -170,5 +172,6 @@ def _environment(readings: Readings) -> Iterator[Row]:
             what=name,
             value=value,
             status="note",
-            remedy=f"unset {name}" + (" (a launcher's: a run joins it as a rank)" * launched),
+            remedy=f"for the default: unset {name}"
+            + (" (a launcher's: a run joins it as a rank)" * launched),
         )
