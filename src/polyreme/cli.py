@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -312,6 +313,7 @@ def _errors(error: PolyremeError) -> dict[str, Any]:
 
 def main() -> None:
     """The console script; a wrong command line is said as all other faults are."""
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # both end a command alike
     if len(sys.argv) == 1:
         app()
     try:

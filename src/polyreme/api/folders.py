@@ -18,6 +18,7 @@ from ..profile import store as profiles
 from ..profile.record import Profile
 
 LOG = "log.jsonl"
+PLAN = "plan.json"
 
 
 @contextmanager
@@ -56,7 +57,7 @@ def begin(folder: Path, spec: specs.Spec, top: Sequence[Plan], profile: Profile 
     """Write what the run is about to do: the first of the best plans."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "spec.toml").write_text(specs.dump(spec))
-    plans.save(top[0], folder / "plan.json", top)
+    plans.save(top[0], folder / PLAN, top)
     if profile is not None:
         profiles.save(profile, folder / "profile.json")
 

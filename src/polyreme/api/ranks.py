@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -28,7 +28,7 @@ from ..profile.record import Profile
 from ..runtime import checkpoint, loop, mesh
 from ..runtime.final import save_final
 from ..runtime.job import Job
-from ..runtime.mesh import World
+from ..runtime.mesh import World, is_watched
 from ..runtime.progress import ProgressBar
 from ..runtime.state import Progress, State
 from ..runtime.trackers import open_trackers
@@ -44,8 +44,10 @@ class Request:
 
     `cluster` is what the command found here; `plans` begins with the one to run, if there is one.
     `all_devices` asks for a plan that leaves none unused: the number was asked for, or fixed by a
-    launcher from outside. `start_s` is when the command began (``time.time``), so that start-up
-    counts as time lost.
+    launcher from outside. `start_s` is when the command, or this attempt of it, began
+    (``time.time``), so that start-up counts as time lost. `again` says that the run folder is
+    this run's already, `attempt` how its events are numbered (unset: as the next in the log);
+    `devices` are indices of this host's devices by local rank (unset: the first ones).
     """
 
     spec: specs.Spec
@@ -57,6 +59,9 @@ class Request:
     progress: bool = False
     all_devices: bool = False
     start_s: float
+    again: bool = False
+    attempt: int | None = None
+    devices: tuple[int, ...] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,7 +74,7 @@ class Result:
 
 def measured(spec: specs.Spec, cluster: Cluster, accelerator: Accelerator) -> Profile:
     """The profile of this machine; the same on all ranks."""
-    with _world(accelerator) as world:
+    with _world(accelerator, spec.train.timeout_s) as world, world.record.doing("measuring"):
         problem = pose(spec, machines=(cluster, accelerator))
         return measure(problem.graph, problem.cluster, problem.workload.precision, world)
 
@@ -80,7 +85,11 @@ def work(request: Request) -> Result:
     A plan for fewer devices than there are processes is returned without training, so that the
     caller starts as many; under torchrun or Slurm the best plan for all of them is run.
     """
-    with _world(request.accelerator) as world:
+    timeout_s = request.spec.train.timeout_s
+    with (
+        _asked_to_stop() as stop,
+        _world(request.accelerator, timeout_s, request.devices) as world,
+    ):
         problem = pose(request.spec, machines=(request.cluster, request.accelerator))
         profile, found = _plans(request, problem, world)
         plan = found[0]
@@ -90,11 +99,14 @@ def work(request: Request) -> Result:
         source = spec.data.open(spec.train.seq_len, spec.train.seed)
         steps.arranged(spec, source, n_workers=n_replicas(plan))
         if world.is_first:
-            folders.make_way(request.folder, request.resume)
+            if not request.again:
+                folders.make_way(request.folder, request.resume)
             folders.begin(request.folder, spec, found, profile)
             _say(request, f"running {describe(plan)}")
+            world.record.enter("begun")
         world.barrier()
-        return Result(summary=_train(request, problem, profile, plan, source, world), plans=found)
+        summary_ = _train(request, problem, profile, plan, source, world, stop)
+        return Result(summary=summary_, plans=found)
 
 
 def n_devices(plan: Plan) -> int:
@@ -119,13 +131,15 @@ def _plans(
     if profile is None:
         if world.is_first:
             _say(request, f"measuring layers and links on {hardware(problem.cluster)}")
-        profile = measure(problem.graph, problem.cluster, problem.workload.precision, world)
+        with world.record.doing("measuring"):
+            profile = measure(problem.graph, problem.cluster, problem.workload.precision, world)
         if world.is_first:
             steps.keep_profile(profile)
     costs = profile
-    return costs, _on_first(
-        world, lambda: steps.best_plans(problem, costs, all_devices=request.all_devices)
-    )
+    with world.record.doing("planning"):
+        return costs, _on_first(
+            world, lambda: steps.best_plans(problem, costs, all_devices=request.all_devices)
+        )
 
 
 def _say(request: Request, what: str) -> None:
@@ -141,13 +155,23 @@ def _train(
     plan: Plan,
     source: Source,
     world: World,
+    stop: Callable[[], bool],
 ) -> runlog.Summary | None:
     spec, folder = problem.spec, request.folder
     trackers = open_trackers(spec.report.trackers, folder) if world.is_first else []
     log = None
     if world.is_first:
         listeners = [tracker.write for tracker in trackers]
-        log = runlog.Writer(folder / folders.LOG, listeners=listeners, began_s=request.start_s)
+        log = runlog.Writer(
+            folder / folders.LOG,
+            attempt=request.attempt,
+            listeners=listeners,
+            began_s=request.start_s,
+        )
+        if request.again and request.resume is None:
+            log.write(
+                runlog.RestartEvent(t=log.t, attempt=log.attempt, step=0, devices=world.n_ranks)
+            )
     setting = summary.Setting(
         graph=problem.graph, plan=plan, cluster=problem.cluster, profile=profile
     )
@@ -169,7 +193,7 @@ def _train(
     bar = ProgressBar(
         silent=not (request.progress and world.is_first), tokens_per_sample=spec.train.seq_len
     )
-    with _asked_to_stop() as stop, bar:
+    with bar:
         outcome = loop.train(
             Job(
                 graph=problem.graph,
@@ -206,12 +230,21 @@ def _train(
 
 @contextmanager
 def _asked_to_stop() -> Iterator[Callable[[], bool]]:
-    """Whether SIGTERM or SIGINT came: the loop then ends at its next safe point."""
+    """Whether SIGTERM or SIGINT came: the loop then ends at its next safe point.
+
+    A launcher's own handler is told too.
+    """
     asked: list[int] = []
-    before = {
-        number: signal.signal(number, lambda got, _: asked.append(got))
-        for number in (signal.SIGTERM, signal.SIGINT)
-    }
+    before: dict[signal.Signals, Any] = {}
+
+    def note(number: int, frame: Any) -> None:
+        asked.append(number)
+        known = before.get(signal.Signals(number))
+        if callable(known) and is_watched():
+            known(number, frame)
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        before[number] = signal.signal(number, note)
     try:
         yield lambda: bool(asked)
     finally:
@@ -220,11 +253,13 @@ def _asked_to_stop() -> Iterator[Callable[[], bool]]:
 
 
 @contextmanager
-def _world(accelerator: Accelerator) -> Iterator[World]:
+def _world(
+    accelerator: Accelerator, timeout_s: float, devices: tuple[int, ...] | None = None
+) -> Iterator[World]:
     """This process among all."""
     if accelerator.on_host:
         torch.set_num_threads(1)
-    world = mesh.open(accelerator)
+    world = mesh.open(accelerator, timeout_s, devices)
     try:
         yield world
     finally:
@@ -240,7 +275,8 @@ def _on_first(world: World, make: Callable[[], _T]) -> _T:
         except PolyremeError as error:
             box = [(None, error)]
     if world.group is not None:
-        dist.broadcast_object_list(box, src=0, device=world.device)
+        with world.record.inside("broadcast", n_ranks=world.n_ranks):
+            dist.broadcast_object_list(box, src=0, device=world.device)
     value, raised = box[0]
     if raised is not None:
         raise raised

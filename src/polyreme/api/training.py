@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import time
 from contextlib import nullcontext
 from pathlib import Path
@@ -14,7 +13,7 @@ from .. import spec as specs
 from ..errors import PolyremeError
 from ..plan import store as plans
 from ..plan.ir import Plan
-from ..runtime.launch import PRELOAD, Launcher, RankFailed
+from ..runtime.launch import PRELOAD, Launcher
 from ..runtime.mesh import is_launched, read_place
 from ..summary import with_effectiveness
 from . import folders, steps
@@ -52,8 +51,10 @@ def _launch(
     progress: bool,
     start_s: float,
 ) -> runlog.Summary:
+    from .aftermath import conclude, note
+    from .attempts import Attempts, failure
     from .problem import here
-    from .ranks import Request, n_devices, work
+    from .ranks import Request
 
     cluster, accelerator = here(spec, devices)
     start = _checkpoint(resume, folder)
@@ -68,17 +69,16 @@ def _launch(
         all_devices=steps.number_is_asked(spec, devices, accelerator),
         start_s=start_s,
     )
-    n_processes = cluster.n_devices if plan is None else n_devices(plan)
-    began_s = time.time()
     logs = folder.parent / f".{folder.name}.ranks"
+    attempts = Attempts(launcher, request, logs)
     try:
-        result = launcher.run(work, (request,), n_processes=n_processes, logs=logs)[0]
-        if result.summary is None:
-            request = dataclasses.replace(request, plans=result.plans)
-            n_processes = n_devices(result.plans[0])
-            result = launcher.run(work, (request,), n_processes=n_processes, logs=logs)[0]
+        attempts.run()
     except (PolyremeError, KeyboardInterrupt) as error:
-        _leave_record(spec, folder, began_s, error)
+        interrupted = isinstance(error, KeyboardInterrupt)
+        if attempts.begun:
+            if not interrupted:
+                note(folder, attempts.attempt, str(error), **failure(launcher))
+            conclude(spec, folder, "interrupted" if interrupted else "failed")
         raise
     finally:
         folders.take_logs(logs, folder)
@@ -122,41 +122,6 @@ def _checkpoint(resume: str | None, folder: Path) -> Path | None:
     return find(resume, folder)
 
 
-def _leave_record(spec: specs.Spec, folder: Path, began_s: float, error: BaseException) -> None:
-    """A run that broke off leaves a summary and a report too, if it had begun."""
-    log = folder / folders.LOG
-    if not log.exists() or log.stat().st_mtime < began_s or not any(runlog.read(log)):
-        return
-    interrupted = isinstance(error, KeyboardInterrupt)
-    if not interrupted:
-        last = max(event.attempt for event in runlog.read(log))
-        writer = runlog.Writer(log, attempt=last)
-        rank = error.rank if isinstance(error, RankFailed) else None
-        writer.write(runlog.FaultEvent(t=writer.t, attempt=last, what=str(error), rank=rank))
-        writer.close()
-    if not (interrupted and (folder / "summary.json").exists()):
-        _summarise(spec, folder, "interrupted" if interrupted else "failed")
-    _report(folder)
-
-
-def _summarise(spec: specs.Spec, folder: Path, status: runlog.Status) -> None:
-    """The summary of a run whose first rank could not write it."""
-    from ..summary import Setting, summarise
-    from .problem import pose
-    from .steps import kept_profile
-
-    problem = pose(spec)
-    plan = plans.load(folder / "plan.json")
-    setting = Setting(
-        graph=problem.graph,
-        plan=plan,
-        cluster=problem.cluster,
-        profile=kept_profile(problem),
-    )
-    found = summarise(runlog.read(folder / folders.LOG), setting, status=status)
-    runlog.save_summary(found, folder)
-
-
 def _judged(spec: specs.Spec, folder: Path) -> runlog.Summary:
     """The summary with effectiveness against the reference, if there is one; makes the report."""
     from ..report.against import against, parse_target
@@ -174,9 +139,3 @@ def _judged(spec: specs.Spec, folder: Path) -> runlog.Summary:
             runlog.save_summary(found, folder)
     render([folder], folder / "report.html", reference=reference, target=options.target)
     return found
-
-
-def _report(folder: Path) -> None:
-    from ..report.page import render
-
-    render([folder], folder / "report.html")

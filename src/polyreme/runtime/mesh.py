@@ -6,7 +6,7 @@ The one file of the runtime that reads the environment: torchrun's names, or els
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
@@ -118,8 +118,19 @@ def is_launched(environment: Mapping[str, str] | None = None) -> bool:
     return "RANK" in environment or read_place(environment).n_ranks > 1
 
 
-def open(accelerator: Accelerator, timeout_s: float = 600.0) -> World:  # noqa: A001
+def is_watched(environment: Mapping[str, str] | None = None) -> bool:
+    """Whether polyreme's own launcher watches this rank."""
+    return RECORD in (os.environ if environment is None else environment)
+
+
+def open(  # noqa: A001
+    accelerator: Accelerator,
+    timeout_s: float = 600.0,
+    devices: Sequence[int] | None = None,
+) -> World:
     """Take this process's device and join the others; `close` undoes it.
+
+    `devices` are indices of the host's devices by local rank, unless it is the first ones.
 
     `timeout_s` is how long a collective may wait for a process that does not come. Whoever
     watches the ranks ends them then; the backend's own limit is longer, so that they are named
@@ -128,8 +139,9 @@ def open(accelerator: Accelerator, timeout_s: float = 600.0) -> World:  # noqa: 
     place = read_place()
     record = _record(place)
     limit = timedelta(seconds=2 * timeout_s + 30)
-    device = accelerator.device(place.local_rank)
-    accelerator.set(place.local_rank)
+    index = place.local_rank if devices is None else devices[place.local_rank]
+    device = accelerator.device(index)
+    accelerator.set(index)
     group = None
     if place.n_ranks > 1:
         try:

@@ -1,0 +1,80 @@
+"""What a run that broke off leaves behind: the fault, the last events of every rank, a report."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from .. import runlog
+from .. import spec as specs
+from ..plan import store as plans
+from ..runtime.record import Account
+from ..runtime.verdict import Verdict, attempt_json
+from . import folders
+
+
+def note(
+    folder: Path, attempt: int, what: str, verdict: Verdict | None, accounts: Sequence[Account]
+) -> None:
+    """Write the fault of an attempt into the log, and ``ranks/attempt-A.json``.
+
+    The log's clock has run on since its last event.
+    """
+    log = folder / folders.LOG
+    began_s = log.stat().st_mtime if log.exists() else None
+    writer = runlog.Writer(log, attempt=attempt, began_s=began_s)
+    writer.write(
+        runlog.FaultEvent(
+            t=writer.t,
+            attempt=attempt,
+            what=what,
+            rank=None if verdict is None else verdict.rank,
+            op=None if verdict is None else verdict.op,
+            stack=None if verdict is None else verdict.stack,
+        )
+    )
+    writer.close()
+    if accounts:
+        home = folder / "ranks"
+        home.mkdir(exist_ok=True)
+        (home / f"attempt-{attempt}.json").write_bytes(attempt_json(attempt, verdict, accounts))
+
+
+def next_attempt(folder: Path) -> int:
+    """The number of the attempt that goes on with the run in a folder."""
+    log = folder / folders.LOG
+    attempts = [event.attempt for event in runlog.read(log)] if log.exists() else []
+    return max(attempts, default=-1) + 1
+
+
+def conclude(spec: specs.Spec, folder: Path, status: runlog.Status) -> None:
+    """The summary and the report of a run whose first rank could not write them.
+
+    A run that had done nothing yet gets none, and one that was asked to end after it had written
+    its summary keeps that.
+    """
+    from ..report.page import render
+
+    log = folder / folders.LOG
+    if not log.exists() or not any(runlog.read(log)):
+        return
+    if status == "failed" or not (folder / "summary.json").exists():
+        _summarise(spec, folder, status)
+    render([folder], folder / "report.html")
+
+
+def _summarise(spec: specs.Spec, folder: Path, status: runlog.Status) -> None:
+    from ..summary import Setting, summarise
+    from .problem import pose
+    from .steps import kept_profile
+
+    problem = pose(spec)
+    plan = plans.load(folder / folders.PLAN)
+    setting = Setting(
+        graph=problem.graph,
+        plan=plan,
+        cluster=problem.cluster,
+        profile=kept_profile(problem),
+    )
+    found = summarise(runlog.read(folder / folders.LOG), setting, status=status)
+    runlog.save_summary(found, folder)
