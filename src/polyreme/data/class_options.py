@@ -114,7 +114,7 @@ class Arrays(
             one order.
     """
 
-    path: str
+    path: Annotated[str, msgspec.Meta(examples=["samples.npz"])]
     x_train: str = "x_train"
     y_train: str = "y_train"
     x_test: str = "x_test"
@@ -198,7 +198,7 @@ class Images(
             one order.
     """
 
-    path: str
+    path: Annotated[str, msgspec.Meta(examples=["images"])]
     size: _Positive = 224
     channels: Literal[1, 3] = 3
     heldout: Share | str = 0.1
@@ -258,7 +258,7 @@ class Svmlight(
             one order.
     """
 
-    path: str
+    path: Annotated[str, msgspec.Meta(examples=["points.svm"])]
     n_features: _Positive | None = None
     heldout: Share | str = 0.1
     partition: Partition | None = None

@@ -72,7 +72,7 @@ class Datasets(
             one order.
     """
 
-    path: str
+    path: Annotated[str, msgspec.Meta(examples=["dataset"])]
     split: str = "train"
     text: str | None = None
     tokenizer: str = "bytes"

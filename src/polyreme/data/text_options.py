@@ -110,7 +110,7 @@ class Text(
             one order.
     """
 
-    path: str
+    path: Annotated[str, msgspec.Meta(examples=["corpus.txt"])]
     tokenizer: str = "bytes"
     heldout: Share | str = 0.1
     separator: str = "\n\n"
@@ -171,7 +171,7 @@ class Tokens(
             one order.
     """
 
-    path: str
+    path: Annotated[str, msgspec.Meta(examples=["tokens.bin"])]
     vocab: _Positive
     mask: _Count | None = None
     dtype: TokenType = "uint16"

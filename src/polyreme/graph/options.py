@@ -106,7 +106,7 @@ class Folder(_Kind, frozen=True, kw_only=True, tag="path"):
         task: What the model is trained to do; unless given, what config.json names.
     """
 
-    path: str
+    path: Annotated[str, msgspec.Meta(examples=["models/mine"])]
     task: Task | None = None
 
     def check(self) -> list[Violation]:
@@ -284,7 +284,7 @@ class Python(_Kind, frozen=True, kw_only=True, tag="python"):
         after: Parts that come after the blocks, in their order.
     """
 
-    factory: str
+    factory: Annotated[str, msgspec.Meta(examples=["model.py:make"])]
     arguments: Mapping[str, Any] = {}
     before: tuple[str, ...] = ()
     blocks: str | None = None

@@ -225,10 +225,9 @@ class _Reading:
             where += f" of {node.tag_field} {literal(node.tag)}"
         free = [each.encode_name for each in node.fields if each.encode_name not in table]
         close = like(name, [each.encode_name for each in node.fields])
-        others = [each for each in free if each not in close]
-        wanted = ", ".join((*close, *others))
-        if not close:
-            wanted = f"leave it out (free keys: {wanted})" if wanted else "leave it out"
+        wanted = ", ".join(close) or "leave it out"
+        if free and not close:
+            wanted = f"leave it out (free keys: {', '.join(free)})"
         below = f"{path}.{name}" if path else name
         self._refuse(below, table[key], f"stands under an unknown key of {where}", wanted)
 
