@@ -25,6 +25,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 import bad_files
 import bad_specs
+import refusals
 
 
 class Tally:
@@ -54,10 +55,10 @@ class Tally:
             print(f"  {each}"[:600])
 
 
-def timed(arguments: Sequence[str]) -> tuple[bad_specs.Said, float]:
+def timed(arguments: Sequence[str]) -> tuple[refusals.Said, float]:
     """What a command says, and its seconds."""
     start_s = time.perf_counter()
-    said = bad_specs.command(arguments)
+    said = refusals.command(arguments)
     return said, time.perf_counter() - start_s
 
 
@@ -81,8 +82,8 @@ def whole_commands(written: Sequence[Path], n: int, seed: int, tally: Tally) -> 
             timeout=60,
         )
         seconds = time.perf_counter() - start_s
-        said = bad_specs.Said(code=done.returncode, out=done.stdout, err=done.stderr)
-        tally.note("whole commands", seconds, bad_specs.complaints(said, ()), path.name)
+        said = refusals.Said(code=done.returncode, out=done.stdout, err=done.stderr)
+        tally.note("whole commands", seconds, refusals.complaints(said, ()), path.name)
 
 
 def main() -> int:
@@ -110,8 +111,8 @@ def main() -> int:
             written.append(path)
             reported = [fault.reported for fault in wrong]
             said, seconds = timed(["check", str(path), "--json"])
-            complaints = bad_specs.complaints(said, reported)
-            complaints += bad_specs.unmended(document, reported)
+            complaints = refusals.complaints(said, reported)
+            complaints += refusals.unmended(document, reported)
             name = ", ".join(f"{fault.path} = {fault.value!r:.60}" for fault in wrong)
             tally.note(what, seconds, complaints, name)
         for index, (name, content) in enumerate(bad_specs.texts(bad_files.SOUND)):
@@ -122,10 +123,10 @@ def main() -> int:
                 path.write_bytes(content)
             written.append(path)
             said, seconds = timed(["check", str(path), "--json"])
-            tally.note("no spec at all", seconds, bad_specs.complaints(said, ()), name)
+            tally.note("no spec at all", seconds, refusals.complaints(said, ()), name)
         for what, name, arguments, reported in bad_files.commands(Path("made"), options.seed):
             said, seconds = timed(arguments)
-            tally.note(what, seconds, bad_specs.complaints(said, reported), name)
+            tally.note(what, seconds, refusals.complaints(said, reported), name)
         whole_commands(written, options.commands, options.seed, tally)
         os.chdir("/")
     tally.show()

@@ -9,19 +9,14 @@ from __future__ import annotations
 import copy
 import datetime
 import functools
-import io
 import json
 import math
 import random
 import re
 import string
 import struct
-import sys
-import tomllib
-import traceback
 import zipfile
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import redirect_stderr, redirect_stdout
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -30,7 +25,7 @@ import msgspec
 import tomli_w
 from msgspec import inspect as types
 
-from polyreme import cli, spec
+from polyreme import spec
 
 MISSING = object()
 _VALUES: Mapping[str, Any] = {  # of fields that name what must be there
@@ -158,7 +153,7 @@ def _right(node: types.Type) -> Any:
 def faults(base: int, document: dict[str, Any]) -> Iterator[Fault]:
     """Every single fault of a document and of the tables that it might have."""
     for path, node, table, default in _tables(document):
-        before = None if _at(document, path) == table else (path, table)
+        before = None if at(document, path) == table else (path, table)
         fault = functools.partial(_fault, base, path, before)
         names = [field.name for field in node.fields]
         yield fault("unheard_of", 1)
@@ -277,12 +272,12 @@ def _accepted(value: Any, node: types.Type) -> bool:
     return False
 
 
-def _steps(path: str) -> list[str | int]:
+def steps(path: str) -> list[str | int]:
     return [int(b) if b else a for a, b in re.findall(r"([^.\[\]]+)|\[(\d+)\]", path)]
 
 
-def _at(document: Any, path: str) -> Any:
-    for step in _steps(path):
+def at(document: Any, path: str) -> Any:
+    for step in steps(path):
         if not isinstance(document, Mapping | list):
             return None
         try:
@@ -296,7 +291,7 @@ def put(document: dict[str, Any], path: str, value: Any) -> dict[str, Any]:
     """A copy with another value at a path; MISSING removes it."""
     whole = copy.deepcopy(document)
     place: Any = whole
-    *above, last = _steps(path)
+    *above, last = steps(path)
     for step in above:
         place = place[step] if isinstance(step, int) else place.setdefault(step, {})
     if value is MISSING:
@@ -324,7 +319,7 @@ def singles() -> list[Fault]:
     seen = {}
     for base, document in enumerate(documents()):
         for fault in faults(base, document):
-            kind = _at(document, fault.path.split(".")[0])
+            kind = at(document, fault.path.split(".")[0])
             kind = kind.get("kind", next(iter(kind), None)) if isinstance(kind, Mapping) else None
             table = fault.table and fault.table[1].get("kind")
             seen.setdefault((fault.path, repr(fault.value), repr(kind), table), fault)
@@ -378,89 +373,3 @@ def texts(sound: str) -> list[tuple[str, bytes | None]]:
 
 def toml(document: dict[str, Any]) -> bytes:
     return tomli_w.dumps(document).encode()
-
-
-@dataclass(frozen=True, kw_only=True)
-class Said:
-    """What a command ended with and said."""
-
-    code: int
-    out: str
-    err: str
-
-
-def command(arguments: Sequence[str]) -> Said:
-    """The command in this process, through the function that the console script calls."""
-    out, err = io.StringIO(), io.StringIO()
-    before = sys.argv
-    sys.argv = ["polyreme", *arguments]
-    try:
-        with redirect_stdout(out), redirect_stderr(err):
-            cli.main()
-    except SystemExit as ended:
-        code = ended.code if isinstance(ended.code, int) else 1
-    except Exception:  # what the interpreter would print
-        code = 1
-        err.write(traceback.format_exc())
-    else:
-        code = 0
-    finally:
-        sys.argv = before
-    return Said(code=code, out=out.getvalue(), err=err.getvalue())
-
-
-def complaints(said: Said, reported: Sequence[str]) -> list[str]:
-    """What is wrong with how a command refused; nothing if it did as promised."""
-    if said.code != 2:
-        return [f"exit code {said.code}: {said.err[-300:]}"]
-    if "Traceback" in said.err + said.out:
-        return [f"a traceback: {said.err[-300:]}"]
-    try:
-        errors = json.loads(said.out)["errors"]
-    except (ValueError, LookupError) as error:
-        return [f"no JSON ({error}): {said.out[:200]}"]
-    found = [] if said.err.startswith("polyreme: ") else ["nothing in words"]
-    for each in errors:
-        if set(each) != {"path", "value", "rule", "legal"}:
-            found.append(f"other keys: {each}")
-        elif not (each["path"] and each["rule"] and each["legal"]):
-            found.append(f"an empty part: {each}")
-        elif f"{each['path']}: " not in said.err:
-            found.append(f"not said in words: {each}")
-    paths = [each["path"] for each in errors]
-    found += [f"not reported: {path} (only {paths})" for path in reported if path not in paths]
-    return found
-
-
-def way_out(document: dict[str, Any], violation: Any) -> dict[str, Any]:
-    """The document with the first legal value that a violation offers in its place."""
-    legal, path = violation.legal, violation.path
-    if legal.startswith("leave it out"):
-        return put(document, path, MISSING)
-    if "unknown key" in violation.rule:
-        above = path[: len(path) - len(str(_steps(path)[-1]))]
-        without = put(document, path, MISSING)
-        return put(without, above + legal.split(",")[0].strip(), _at(document, path))
-    for end in (each.end() for each in re.finditer(r".(?=, | \(|$)", legal)):
-        try:
-            value = tomllib.loads(f"value = {legal[:end]}")["value"]
-        except tomllib.TOMLDecodeError:
-            continue
-        return put(document, path, value)
-    raise AssertionError(f"no value to type in: {violation}")
-
-
-def unmended(document: dict[str, Any], reported: Sequence[str]) -> list[str]:
-    """Paths at which following what is called legal leaves a fault."""
-    _, violations = spec.examine(document)
-    found = []
-    for path in reported:
-        violation = next((each for each in violations if each.path == path), None)
-        if violation is None:
-            found.append(f"{path} is not examined")
-            continue
-        mended = way_out(document, violation)
-        left = [each for each in spec.examine(mended)[1] if each.path == path]
-        if left:
-            found.append(f"{violation} -> {left[0]}")
-    return found

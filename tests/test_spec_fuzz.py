@@ -15,6 +15,7 @@ import pytest
 
 import bad_files
 import bad_specs
+import refusals
 from polyreme import spec
 from polyreme.data.options import Data
 from polyreme.errors import ConfigError
@@ -40,9 +41,9 @@ def _refused(*wrong: bad_specs.Fault) -> None:
     document = bad_specs.made(DOCUMENTS[wrong[0].base], *wrong)
     reported = [fault.reported for fault in wrong]
     Path("wrong.toml").write_bytes(bad_specs.toml(document))
-    said = bad_specs.command(["check", "wrong.toml", "--json"])
-    assert bad_specs.complaints(said, reported) == []
-    assert bad_specs.unmended(document, reported) == []
+    said = refusals.command(["check", "wrong.toml", "--json"])
+    assert refusals.complaints(said, reported) == []
+    assert refusals.unmended(document, reported) == []
 
 
 def test_documents_are_right_before_they_are_made_wrong() -> None:
@@ -77,15 +78,15 @@ def test_what_is_no_spec_is_refused(name: str, content: bytes | None, tmp_path: 
         path.mkdir()
     else:
         path.write_bytes(content)
-    said = bad_specs.command(["check", str(path), "--json"])
-    assert bad_specs.complaints(said, ()) == []
+    said = refusals.command(["check", str(path), "--json"])
+    assert refusals.complaints(said, ()) == []
 
 
 def test_wrong_files_and_settings_are_refused(tmp_path: Path) -> None:
     tried = list(bad_files.commands(tmp_path, seed=2))
     for what, name, arguments, reported in random.Random(3).sample(tried, 40):
-        said = bad_specs.command(arguments)
-        assert bad_specs.complaints(said, reported) == [], (what, name)
+        said = refusals.command(arguments)
+        assert refusals.complaints(said, reported) == [], (what, name)
 
 
 def test_whole_commands_end_with_2_and_no_traceback() -> None:
@@ -98,8 +99,8 @@ def test_whole_commands_end_with_2_and_no_traceback() -> None:
             text=True,
             timeout=60,
         )
-        said = bad_specs.Said(code=done.returncode, out=done.stdout, err=done.stderr)
-        assert bad_specs.complaints(said, [fault.reported]) == []
+        said = refusals.Said(code=done.returncode, out=done.stdout, err=done.stderr)
+        assert refusals.complaints(said, [fault.reported]) == []
 
 
 @pytest.mark.parametrize("text", ["", "tests", "a\0b", "x" * 5000, "~nobody-here/x", "[", "é"])
@@ -126,7 +127,7 @@ def _follow(document: dict[str, Any]) -> None:
         key = (violations[0].path, repr(violations[0].value), violations[0].rule)
         assert key not in seen
         seen.add(key)
-        document = bad_specs.way_out(document, violations[0])
+        document = refusals.way_out(document, violations[0])
     raise AssertionError("still wrong")
 
 
