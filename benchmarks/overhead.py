@@ -32,6 +32,7 @@ from polyreme.plan.ir import LayerPlan, Plan, Stage, accumulation_order, data_sp
 from polyreme.runtime import loop, mesh
 from polyreme.runtime.job import Job
 from polyreme.runtime.launch import launch
+from polyreme.runtime.saver import AtOnce
 from polyreme.sample import SampleSpec, TensorSpec
 
 TURN = 5
@@ -186,7 +187,7 @@ def compare(level: str, size: Size, steps: int, bf16: bool) -> tuple[Timings, Ti
             bare.step()
         marks.append(time.process_time())
 
-    outcome = loop.train(job, world, save=take_turn)
+    outcome = loop.train(job, world, save=AtOnce(take_turn))
     mesh.close(world)
     turns = [(end - start) / TURN for start, end in pairwise(marks)]
     return Timings(wall_s=bare.step_s, cpu_s=turns[1::2]), Timings(

@@ -20,7 +20,7 @@ from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tenso
 from polyreme.cluster.accelerator import HostAccelerator
 from polyreme.errors import ConfigError, RunError
 from polyreme.runlog import CheckpointEvent, Writer, read
-from polyreme.runtime import checkpoint
+from polyreme.runtime import checkpoint, saver, tensorfile
 from polyreme.runtime.mesh import World
 from polyreme.runtime.state import Progress
 
@@ -78,7 +78,7 @@ def _state(world: World, layout: str, values: dict[str, torch.Tensor], step: int
 
 
 def _save(world: World, layout: str, run: Path, step: int = 1, keep: int = 2) -> None:
-    checkpoint.save(_state(world, layout, _values(step), step), run, graph=GRAPH, keep=keep)
+    saver.save(_state(world, layout, _values(step), step), run, graph=GRAPH, keep=keep)
 
 
 def _load(world: World, layout: str, run: Path) -> tuple[Progress, dict[str, torch.Tensor]]:
@@ -168,7 +168,7 @@ def test_old_ones_are_pruned_and_the_newest_is_pointed_to(tmp_path):
 def test_saving_a_step_again_replaces_it(tmp_path):
     for value in (1.0, 2.0):
         state = FakeState(LONE, Progress(step=4), {"param/x": torch.tensor(value)})
-        checkpoint.save(state, tmp_path, graph=GRAPH, keep=1)
+        saver.save(state, tmp_path, graph=GRAPH, keep=1)
     state = FakeState(LONE, Progress(), {"param/x": torch.tensor(0.0)})
     checkpoint.load(state, tmp_path / "checkpoints" / "step-4", graph=GRAPH)
     assert state.named["param/x"] == 2.0
@@ -189,7 +189,12 @@ class _Killed(BaseException):
     pass
 
 
-@pytest.mark.parametrize("at", range(12))
+def _die(_):
+    """A killed process tidies nothing up."""
+    raise _Killed
+
+
+@pytest.mark.parametrize("at", range(14))
 def test_stopping_at_any_rename_or_sync_leaves_a_whole_checkpoint(tmp_path, monkeypatch, at):
     """Step 1 is whole; while it is saved anew (with other values) everything stops at call `at`."""
     _save(LONE, "whole", tmp_path, keep=1)
@@ -208,9 +213,10 @@ def test_stopping_at_any_rename_or_sync_leaves_a_whole_checkpoint(tmp_path, monk
     with monkeypatch.context() as patched:
         for owner, name in ((os, "fsync"), (Path, "rename"), (Path, "replace")):
             patched.setattr(owner, name, stop_or(getattr(owner, name)))
+        patched.setattr(saver.Saver, "_fail", _die)
         try:
-            checkpoint.save(state, tmp_path, graph=GRAPH, keep=1)
-        except (_Killed, torch.distributed.checkpoint.CheckpointException):
+            saver.save(state, tmp_path, graph=GRAPH, keep=1)
+        except _Killed:
             pass
         else:
             assert left[0] >= 0, "fewer calls than thought"
@@ -237,7 +243,8 @@ def test_a_kill_leaves_the_last_whole_checkpoint(tmp_path):
 
 
 def test_ranks_without_a_shared_folder_are_told(tmp_path, monkeypatch):
-    monkeypatch.setattr(checkpoint, "_SHARED_WAIT_S", 0.0)
+    monkeypatch.setattr(saver, "_SHARED_WAIT_S", 0.0)
+    monkeypatch.setattr(World, "gather", lambda *_: [("token", True)])
     second = World(
         rank=1,
         n_ranks=1,
@@ -265,26 +272,67 @@ def test_resume_names_a_run_a_checkpoint_or_nothing(tmp_path):
 def test_a_later_format_or_a_broken_meta_is_refused(tmp_path):
     _save(LONE, "whole", tmp_path)
     meta = tmp_path / "checkpoints" / "step-1" / "meta.json"
-    meta.write_text(meta.read_text().replace('"format": 1', '"format": 2'))
-    with pytest.raises(ConfigError, match="format 2"):
+    meta.write_text(meta.read_text().replace('"format": 2', '"format": 3'))
+    with pytest.raises(ConfigError, match="format 3"):
         _load_into(LONE, _values(), meta.parent)
     meta.write_text("{")
     with pytest.raises(ConfigError, match="cannot be read"):
         _load_into(LONE, _values(), meta.parent)
 
 
-@pytest.mark.parametrize("index", [b"", b"\x19 no pickle", b"cno_such_module\nthing\n."])
+@pytest.mark.parametrize("index", [b"", b"{}", b"[1]"])
 def test_a_damaged_index_is_refused_by_name(tmp_path, index):
     _save(LONE, "whole", tmp_path)
-    (tmp_path / "checkpoints" / "step-1" / ".metadata").write_bytes(index)
+    (tmp_path / "checkpoints" / "step-1" / "index.json").write_bytes(index)
     with pytest.raises(ConfigError, match=r"step-\d+.* is damaged"):
         _load(LONE, "whole", tmp_path)
+
+
+def _flip(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(content)
+
+
+@pytest.mark.parametrize(
+    ("harm", "said"),
+    [
+        (_flip, "rank-00001.safetensors is not what was written"),
+        (
+            lambda path: path.write_bytes(path.read_bytes()[:-1]),
+            r"rank-00001.safetensors has .* in",
+        ),
+        (Path.unlink, "rank-00001.safetensors cannot be read"),
+    ],
+)
+def test_a_damaged_shard_is_named_on_all_ranks(pool, tmp_path, harm, said):
+    pool(2).run(_save, "shard", tmp_path)
+    folder = tmp_path / "checkpoints" / "step-1"
+    checkpoint.verify(folder)
+    harm(folder / "rank-00001.safetensors")
+    with pytest.raises(ConfigError, match=said):
+        checkpoint.verify(folder)
+    for failure in pool(2).outcomes(_load, "shard", tmp_path):
+        assert isinstance(failure.error, ConfigError)
+        assert "rank-00001.safetensors" in str(failure.error)
+
+
+def test_each_element_is_written_once(pool, tmp_path):
+    for number, (n, layout) in enumerate([(3, "whole"), (3, "shard"), (4, "hybrid")]):
+        run = tmp_path / str(number)
+        pool(n).run(_save, layout, run)
+        folder = run / "checkpoints" / "step-1"
+        checkpoint.verify(folder)
+        content = sum(tensor.nbytes for tensor in _values().values())
+        index = checkpoint.read_index(folder)
+        sizes = [tensorfile.header(folder / file)[0].values() for file in index.files]
+        assert sum(held.n_bytes for each in sizes for held in each) == content
 
 
 def test_the_log_is_told(tmp_path):
     log = Writer(tmp_path / "log.jsonl")
     state = _state(LONE, "whole", _values())
-    checkpoint.save(state, tmp_path, graph=GRAPH, keep=1, log=log)
+    saver.save(state, tmp_path, graph=GRAPH, keep=1, log=log)
     log.close()
     (event,) = read(tmp_path / "log.jsonl")
     assert isinstance(event, CheckpointEvent)

@@ -14,7 +14,8 @@ from safetensors.torch import load_file
 from polyreme.algo.rule import SGD, AdamW
 from polyreme.algo.schedule import Cosine
 from polyreme.errors import ConfigError
-from polyreme.runtime import checkpoint, final, loop
+from polyreme.runtime import checkpoint, final, loop, tensorfile
+from polyreme.runtime.saver import Saver
 from polyreme.runtime.state import full_parameters
 from tiny import MOMENTUM, Case, Model
 
@@ -35,7 +36,7 @@ def _run(world, case: Case, run: Path, until: int = STEPS, resume: bool = False)
         job,
         world,
         stop=stop,
-        save=lambda state: checkpoint.save(state, run, graph=job.graph, keep=2),
+        save=Saver(run, job.graph, world, keep=2),
         load=(lambda state: checkpoint.load(state, newest, graph=job.graph)) if newest else None,
     )
     assert outcome.steps == until
@@ -118,12 +119,20 @@ def test_a_final_file_above_the_limit_is_left_out(pool, tmp_path):
     assert pool(1).run(_final, Case(steps=1), tmp_path, n_bytes)[0][0] is not None
 
 
+def _write(path: Path, tensors: dict[str, torch.Tensor]) -> None:
+    like = {name: tensorfile.entry(tensor) for name, tensor in tensors.items()}
+    total = tensorfile.write(
+        path, like, map(tensorfile.content, tensors.values()), {"format": "pt"}
+    )
+    assert total == tensorfile.checksum(path)
+
+
 def test_every_dtype_and_shape_survives_the_file(tmp_path):
-    dtypes = list(final._DTYPES)
+    dtypes = list(tensorfile.NAMES)
     tensors = {str(dtype): torch.tensor([[0, 1, 1]]).to(dtype) for dtype in dtypes}
     tensors |= {"scalar": torch.tensor(1.5), "empty": torch.zeros(0, 3), "turned": torch.eye(3).T}
     path = tmp_path / "x.safetensors"
-    final.write(path, tensors, iter(tensors.items()), {"format": "pt"})
+    _write(path, tensors)
     found = load_file(path)
     assert found.keys() == tensors.keys()
     for name, tensor in tensors.items():
@@ -146,7 +155,7 @@ def test_transformers_reads_the_final_file(tmp_path):
     model = LlamaForCausalLM(config)
     owned = dict(model.named_parameters())  # ties once
     config.save_pretrained(tmp_path)
-    final.write(tmp_path / "model.safetensors", owned, iter(owned.items()), {"format": "pt"})
+    _write(tmp_path / "model.safetensors", owned)
     loaded, report = LlamaForCausalLM.from_pretrained(tmp_path, output_loading_info=True)
     assert not report["missing_keys"]
     assert not report["unexpected_keys"]

@@ -16,6 +16,7 @@ from polyreme.graph.layer import Layer, LayerGraph
 from polyreme.runtime import loop
 from polyreme.runtime.apply.data import apply
 from polyreme.runtime.driver import Driver, Microbatch
+from polyreme.runtime.saver import AtOnce
 from polyreme.runtime.state import State, average_buffers, full_parameters
 from polyreme.sample import SampleSpec, TensorSpec
 from test_runtime import Record, _assert_equal, _train
@@ -313,7 +314,9 @@ def _stop_on_one(world, case):
         return world.rank == 1 and len(asked) == 2
 
     saved = []
-    outcome = loop.train(case.job(), world, stop=stop, save=lambda s: saved.append(s.progress.step))
+    outcome = loop.train(
+        case.job(), world, stop=stop, save=AtOnce(lambda s: saved.append(s.progress.step))
+    )
     return outcome.status, outcome.steps, saved
 
 
@@ -342,7 +345,7 @@ def _resume(world, case, layout):
         return kept["progress"]
 
     settings = {"checkpoint_every": 2}
-    loop.train(replace(case, settings=settings).job(), world, save=keep)
+    loop.train(replace(case, settings=settings).job(), world, save=AtOnce(keep))
     outcome = loop.train(replace(case, plan=layout).job(), world, load=put)
     return {n: t.numpy() for n, t in full_parameters(outcome.state)}, outcome.samples
 

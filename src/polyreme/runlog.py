@@ -60,13 +60,17 @@ class EvalEvent(msgspec.Struct, frozen=True, kw_only=True, tag="eval", tag_field
 class CheckpointEvent(
     msgspec.Struct, frozen=True, kw_only=True, tag="checkpoint", tag_field="kind"
 ):
-    """A checkpoint became the newest; `seconds` is how long training stood still for it."""
+    """A checkpoint became the newest.
+
+    `seconds` is how long training stood still for it, `write_s` how long it took in all.
+    """
 
     t: float
     attempt: int
     step: int
     path: str
     seconds: float
+    write_s: float | None = None
 
 
 class FaultEvent(msgspec.Struct, frozen=True, kw_only=True, tag="fault", tag_field="kind"):

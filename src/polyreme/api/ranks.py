@@ -20,7 +20,7 @@ from ..cluster.accelerator import Accelerator
 from ..cluster.detect import hardware
 from ..cluster.types import Cluster
 from ..data.source import Source
-from ..errors import PolyremeError
+from ..errors import PolyremeError, RunError
 from ..measure.measure import measure
 from ..plan.describe import describe
 from ..plan.ir import Plan, degree, devices
@@ -30,6 +30,7 @@ from ..runtime.final import save_final
 from ..runtime.job import Job
 from ..runtime.mesh import World, is_watched
 from ..runtime.progress import ProgressBar
+from ..runtime.saver import Saver
 from ..runtime.state import Progress, State
 from ..runtime.trackers import open_trackers
 from . import folders, steps
@@ -176,8 +177,15 @@ def _train(
         graph=problem.graph, plan=plan, cluster=problem.cluster, profile=profile
     )
 
-    def save(state: State) -> None:
-        checkpoint.save(state, folder, graph=problem.graph, keep=spec.train.keep, log=log)
+    saver = Saver(
+        folder,
+        problem.graph,
+        world,
+        keep=spec.train.keep,
+        best=spec.train.keep_best,
+        on_error=spec.train.on_save_error,
+        log=log,
+    )
 
     def load(state: State) -> Progress:
         assert request.resume is not None
@@ -208,11 +216,17 @@ def _train(
             world,
             log=log,
             stop=stop,
-            save=save,
+            save=saver,
             load=None if request.resume is None else load,
             progress=bar,
         )
-        save_final(outcome.state, folder, graph=problem.graph)
+        try:
+            save_final(outcome.state, folder, graph=problem.graph)
+        except RunError as error:
+            if spec.train.on_save_error == "stop":
+                raise
+            if log is not None:
+                log.write(runlog.FaultEvent(t=log.t, attempt=log.attempt, what=str(error)))
     if log is None:
         return None
     log.close()

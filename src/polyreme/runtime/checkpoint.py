@@ -2,43 +2,45 @@
 
 A folder is written under a hidden name, synced, renamed to ``checkpoints/step-N`` and only then
 pointed to by ``checkpoints/latest``. So a run killed at any moment leaves the last complete
-checkpoint, and a half-written one is never mistaken for it.
+checkpoint, and a half-written one is never mistaken for it. In it: ``rank-R.safetensors`` with
+the pieces that rank R wrote, ``index.json`` (where each piece lies in its tensor, size and
+SHA-256 of each file) and, written last, ``meta.json``.
 """
 
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import platform
 import shutil
-import time
-import warnings
+import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import torch
-from torch.distributed.checkpoint import state_dict_loader, state_dict_saver
-from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
-from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
 from .. import __version__
-from ..errors import ConfigError, RunError, Violation
+from ..errors import ConfigError, Violation
 from ..graph.layer import LayerGraph
-from ..runlog import CheckpointEvent, Writer
+from . import pieces, tensorfile
 from .mesh import World
+from .pieces import Index
 from .state import Progress, State
 
-_FORMAT = 1
+_FORMAT = 2
 _META = "meta.json"
-_INDEX = ".metadata"  # torch's own, written last of its files
-_SHARED_WAIT_S = 5.0  # network file systems show a new folder late
+_INDEX = "index.json"
 _MOST_NAMED = 5
 
 
 class Meta(msgspec.Struct, frozen=True, kw_only=True):
-    """``meta.json``: what a checkpoint was made of. `n_ranks` wrote it; any number may read it."""
+    """``meta.json``: what a checkpoint was made of. `n_ranks` wrote it; any number may read it.
+
+    `metrics` are of an evaluation at this very step. `origin` is set where weights were imported.
+    """
 
     format: int
     progress: Progress
@@ -46,78 +48,82 @@ class Meta(msgspec.Struct, frozen=True, kw_only=True):
     fingerprint: str
     n_ranks: int
     versions: Mapping[str, str]
+    metrics: Mapping[str, float | None] = {}
+    origin: Mapping[str, Any] | None = None
 
 
-def save(
-    state: State, run_folder: Path, *, graph: LayerGraph, keep: int, log: Writer | None = None
-) -> Path:
-    """Write ``checkpoints/step-N``, point to it, and prune to `keep`; all ranks call it together.
+def describe(
+    graph: LayerGraph,
+    progress: Progress,
+    *,
+    n_ranks: int,
+    metrics: Mapping[str, float | None] | None = None,
+    origin: Mapping[str, Any] | None = None,
+) -> Meta:
+    """The meta data of a checkpoint that is written now."""
+    return Meta(
+        format=_FORMAT,
+        progress=progress,
+        model=graph.name,
+        fingerprint=graph.fingerprint,
+        n_ranks=n_ranks,
+        versions={
+            "polyreme": __version__,
+            "torch": str(torch.__version__),
+            "python": platform.python_version(),
+        },
+        metrics=metrics or {},
+        origin=origin,
+    )
 
-    `log` (rank 0) is told. Raises RunError where the ranks do not share the run folder.
-    """
-    start_s = time.monotonic()
-    world, progress = state.world, state.progress
-    home = run_folder / "checkpoints"
-    folder = home / f"step-{progress.step}"
-    partial = home / f".step-{progress.step}.partial"
-    if world.is_first:
-        _sweep(home)
-        partial.mkdir(parents=True)
-    world.barrier()
-    _check_shared(partial, world)
-    tensors = state.tensors()
-    with _quiet():
-        state_dict_saver.save(
-            tensors,
-            storage_writer=FileSystemWriter(partial, thread_count=1),
-            no_dist=world.group is None,
-        )
-    if world.is_first:
-        meta = Meta(
-            format=_FORMAT,
-            progress=progress,
-            model=graph.name,
-            fingerprint=graph.fingerprint,
-            n_ranks=world.n_ranks,
-            versions={
-                "polyreme": __version__,
-                "torch": str(torch.__version__),
-                "python": platform.python_version(),
-            },
-        )
-        _write(partial / _META, msgspec.json.format(msgspec.json.encode(meta)))
-        _sync_folder(partial)
-        if folder.exists():
-            folder.rename(_replaced(folder))
-        partial.rename(folder)
-        _sync_folder(home)
-        _write(home / ".latest.partial", folder.name.encode())
-        (home / ".latest.partial").replace(home / "latest")
-        _sync_folder(home)
-        prune(run_folder, keep)
-    world.barrier()
-    if log is not None and world.is_first:
-        log.write(
-            CheckpointEvent(
-                t=log.t,
-                attempt=log.attempt,
-                step=progress.step,
-                path=str(folder.relative_to(run_folder)),
-                seconds=time.monotonic() - start_s,
-            )
-        )
+
+def part_index(folder: Path, rank: int) -> Path:
+    """Where a rank leaves the index of its own file until all are merged."""
+    return folder / f"rank-{rank:05}.json"
+
+
+def complete(partial: Path, meta: Meta) -> Path:
+    """Make a checkpoint of a folder in which every rank has written its part; where it is now."""
+    parts = [part_index(partial, rank) for rank in range(meta.n_ranks)]
+    found = [msgspec.json.decode(part.read_bytes(), type=Index) for part in parts]
+    write_synced(partial / _INDEX, msgspec.json.encode(Index.merged(found)))
+    for part in parts:
+        part.unlink()
+    write_synced(partial / _META, msgspec.json.format(msgspec.json.encode(meta)))
+    sync_folder(partial)
+    home = partial.parent
+    folder = home / f"step-{meta.progress.step}"
+    if folder.exists():
+        folder.rename(_replaced(folder))
+    partial.rename(folder)
+    sync_folder(home)
+    write_synced(home / ".latest.partial", folder.name.encode())
+    (home / ".latest.partial").replace(home / "latest")
+    sync_folder(home)
     return folder
 
 
 def load(state: State, folder: Path, *, graph: LayerGraph) -> Progress:
     """Fill the state's tensors in place from a checkpoint of any layout; all ranks together.
 
-    Raises ConfigError naming what differs if it belongs to another model or rule.
+    A checkpoint of weights alone (one that was imported) leaves the optimizer's state at zero.
+
+    Raises ConfigError naming what differs if it belongs to another model or rule, or which file
+    is damaged.
     """
-    meta = read_meta(folder)
-    tensors = state.tensors()
-    stored = _stored(folder)
-    differences = list(_differences(tensors, stored, _all_names(tensors, state.world)))
+    meta, index = read_meta(folder), read_index(folder)
+    world, tensors = state.world, state.tensors()
+    damaged = [name for each in world.gather(_damaged(folder, index, world)) for name in each]
+    if damaged:
+        rule = f"is damaged: {'; '.join(sorted(set(damaged))[:_MOST_NAMED])}"
+        legal = "another of the run's checkpoints/step-N folders"
+        raise ConfigError([Violation(path="resume", value=str(folder), rule=rule, legal=legal)])
+    if meta.origin is not None:
+        tensors = {n: t for n, t in tensors.items() if not n.startswith("optimizer/")}
+        if world.is_first:
+            sys.stderr.write(f"polyreme: {folder} holds weights alone: the optimizer starts anew\n")
+    everywhere = {name for names in world.gather(list(tensors)) for name in names}
+    differences = list(_differences(tensors, index, everywhere))
     if differences:
         named = "; ".join(differences[:_MOST_NAMED])
         rest = len(differences) - _MOST_NAMED
@@ -129,13 +135,23 @@ def load(state: State, folder: Path, *, graph: LayerGraph) -> Progress:
             legal=f'a checkpoint of model "{graph.name}" with this rule',
         )
         raise ConfigError([violation])
-    with _quiet():
-        state_dict_loader.load(
-            tensors,
-            storage_reader=FileSystemReader(folder),
-            no_dist=state.world.group is None,
-        )
+    reader = pieces.Reader(folder, index)
+    for name, tensor in tensors.items():
+        reader.fill(pieces.held(name, tensor))
     return meta.progress
+
+
+def verify(folder: Path) -> Meta:
+    """Check that a checkpoint is whole: every file as it was written, every element once.
+
+    Raises ConfigError naming what is damaged.
+    """
+    meta, index = read_meta(folder), read_index(folder)
+    found = [*_damages(folder, index, list(index.files)), *_gaps(index)]
+    if found:
+        rule, legal = f"is damaged: {'; '.join(found)}", "another checkpoint"
+        raise ConfigError([Violation(path="checkpoint", value=str(folder), rule=rule, legal=legal)])
+    return meta
 
 
 def newest(run_folder: Path) -> Path | None:
@@ -165,17 +181,35 @@ def find(resume: str, run_folder: Path) -> Path | None:
     return found
 
 
-def prune(run_folder: Path, keep: int) -> None:
-    """Delete all but the `keep` newest complete checkpoints; never the one in use."""
+def prune(run_folder: Path, keep: int, best: str | None = None) -> None:
+    """Delete all but the `keep` newest complete checkpoints; never the one in use.
+
+    Nor the one whose metric `best` is the best of all (a loss that is lowest, or else what is
+    highest); one without it, or whose metric is not finite, is never the best.
+    """
     assert keep >= 1, "the newest always stays"
     home = run_folder / "checkpoints"
-    latest = newest(run_folder)
     # A run that went back to an earlier step writes lower numbers than those it left behind.
     age = sorted(_complete(home), key=lambda folder: (folder / _META).stat().st_mtime_ns)
-    for folder in age[:-keep]:
-        if folder != latest:
-            folder.rename(home / f".{folder.name}.pruned")
-    _sweep(home)
+    stay = {newest(run_folder), *age[-keep:]}
+    if best is not None:
+        stay.add(best_of(age, best))
+    for folder in age:
+        if folder not in stay:
+            aside = home / f".{folder.name}.pruned"
+            folder.rename(aside)
+            shutil.rmtree(aside)
+
+
+def best_of(folders: list[Path], metric: str) -> Path | None:
+    """The checkpoint with the best value of a metric; the latest of equal ones."""
+    sign = -1.0 if metric.endswith("loss") else 1.0
+    scored = []
+    for folder in folders:
+        value = read_meta(folder).metrics.get(metric)
+        if value is not None and math.isfinite(value):
+            scored.append((sign * value, _step(folder), folder))
+    return max(scored)[2] if scored else None
 
 
 def is_complete(folder: Path) -> bool:
@@ -199,15 +233,19 @@ def read_meta(folder: Path) -> Meta:
     return meta
 
 
-def _complete(home: Path) -> list[Path]:
-    return [folder for folder in home.glob("step-*") if is_complete(folder)]
+def read_index(folder: Path) -> Index:
+    """``index.json`` of a checkpoint; ConfigError if it is damaged."""
+    try:
+        return msgspec.json.decode((folder / _INDEX).read_bytes(), type=Index)
+    except (OSError, msgspec.DecodeError) as error:
+        rule = f"is damaged: its index cannot be read ({error})"
+        legal = "another of the run's checkpoints/step-N folders"
+        raise ConfigError(
+            [Violation(path="resume", value=str(folder), rule=rule, legal=legal)]
+        ) from error
 
 
-def _step(folder: Path) -> int:
-    return read_meta(folder).progress.step
-
-
-def _sweep(home: Path) -> None:
+def sweep(home: Path) -> None:
     """Remove what killed runs left half-written and what was pruned."""
     for aside in home.glob(".step-*.replaced"):
         folder = home / aside.name.removeprefix(".").removesuffix(".replaced")
@@ -217,19 +255,29 @@ def _sweep(home: Path) -> None:
         shutil.rmtree(leftover)
 
 
+def _complete(home: Path) -> list[Path]:
+    return [folder for folder in home.glob("step-*") if is_complete(folder)]
+
+
+def _step(folder: Path) -> int:
+    return read_meta(folder).progress.step
+
+
 def _replaced(folder: Path) -> Path:
     """Where a checkpoint waits while another of the same step takes its place."""
     return folder.with_name(f".{folder.name}.replaced")
 
 
-def _write(path: Path, content: bytes) -> None:
+def write_synced(path: Path, content: bytes) -> None:
+    """Write a file and wait until it is on the disk."""
     with path.open("wb") as file:
         file.write(content)
         file.flush()
         os.fsync(file.fileno())
 
 
-def _sync_folder(folder: Path) -> None:
+def sync_folder(folder: Path) -> None:
+    """Wait until a folder's names are on the disk."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -237,60 +285,41 @@ def _sync_folder(folder: Path) -> None:
         os.close(descriptor)
 
 
-@contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    """Without torch's warning that one process is one process."""
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "torch.distributed is disabled", UserWarning)
-        yield
+def _damaged(folder: Path, index: Index, world: World) -> list[str]:
+    """What is wrong with this rank's share of the files; all are looked at by some rank."""
+    names = sorted(index.files)[world.rank :: world.n_ranks]
+    return list(_damages(folder, index, names))
 
 
-def _check_shared(partial: Path, world: World) -> None:
-    end_s = time.monotonic() + _SHARED_WAIT_S
-    while not partial.is_dir():
-        if time.monotonic() > end_s:
-            raise RunError(
-                f"rank {world.rank} does not see {partial}, which rank 0 made: the run folder "
-                "must be on a file system that all hosts share"
-            )
-        time.sleep(0.1)
+def _damages(folder: Path, index: Index, names: list[str]) -> Iterator[str]:
+    for name in names:
+        wanted = index.files[name]
+        try:
+            size = (folder / name).stat().st_size
+            if size != wanted.n_bytes:
+                yield f"{name} has {size:,} bytes instead of {wanted.n_bytes:,}"
+            elif tensorfile.checksum(folder / name) != wanted:
+                yield f"{name} is not what was written (its SHA-256 differs)"
+        except OSError as error:
+            yield f"{name} cannot be read ({error.strerror})"
 
 
-def _stored(folder: Path) -> dict[str, tuple[int, ...]]:
-    """Shapes of the tensors in a checkpoint by name; ConfigError if its index is damaged."""
-    try:
-        index = FileSystemReader(folder).read_metadata()
-    except Exception as error:  # unpickling what is no pickle may raise anything
-        rule = f"is damaged: its index cannot be read ({type(error).__name__}: {error})"
-        legal = "another of the run's checkpoints/step-N folders"
-        violation = Violation(path="resume", value=str(folder), rule=rule, legal=legal)
-        raise ConfigError([violation]) from error
-    return {
-        name: tuple(entry.size)
-        for name, entry in index.state_dict_metadata.items()
-        if isinstance(entry, TensorStorageMetadata)
-    }
-
-
-def _all_names(tensors: Mapping[str, torch.Tensor], world: World) -> set[str]:
-    """Names on any rank."""
-    if world.group is None:
-        return set(tensors)
-    found: list[Any] = [None] * world.n_ranks
-    torch.distributed.all_gather_object(found, list(tensors), group=world.group)
-    return {name for names in found for name in names}
+def _gaps(index: Index) -> Iterator[str]:
+    for name, whole in index.tensors.items():
+        if sum(math.prod(piece.shape) for piece in whole.pieces) != math.prod(whole.shape):
+            yield f"pieces of {name} do not make up the whole"
 
 
 def _differences(
-    tensors: Mapping[str, torch.Tensor],
-    stored: Mapping[str, tuple[int, ...]],
-    everywhere: set[str],
+    tensors: Mapping[str, torch.Tensor], index: Index, everywhere: set[str]
 ) -> Iterator[str]:
     for name, tensor in tensors.items():
-        if name not in stored:
+        stored = index.tensors.get(name)
+        if stored is None:
             yield f"{name} is not in it"
-        elif stored[name] != tuple(tensor.shape):
-            yield f"{name} is {list(stored[name])} there and {list(tensor.shape)} here"
-    for name in stored:
+        elif stored.shape != tuple(tensor.shape):
+            yield f"{name} is {list(stored.shape)} there and {list(tensor.shape)} here"
+    for name in index.tensors:
         if name not in everywhere:
             yield f"{name} is unknown here"
+    yield from _gaps(index)

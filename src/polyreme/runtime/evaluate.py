@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import torch
 
@@ -13,15 +15,24 @@ from .feed import Feed, heldout
 from .mesh import World
 from .state import average_buffers
 
+_BATCHES_BETWEEN = 8  # asking all ranks whether to go on costs a small exchange
+
 
 def evaluate(
-    applied: Applied, world: World, source: Source, feed: Feed, *, batch: int
-) -> dict[str, float]:
+    applied: Applied,
+    world: World,
+    source: Source,
+    feed: Feed,
+    *,
+    batch: int,
+    stop: Callable[[], bool] | None = None,
+) -> dict[str, float] | None:
     """Metrics by name; all ranks call it together and get the same.
 
     Always ``heldout_loss`` (nats per label), for classifiers ``test_accuracy`` too: the share of
     labels that are the arg-max, whose counts are exact whatever the number of ranks. The data's
-    own baselines stand beside. Without held-out samples there is nothing.
+    own baselines stand beside. Without held-out samples there is nothing. `stop` says whether
+    this rank wants to end: once one does, all break off, and None is returned.
     """
     if not source.n_heldout:
         return {}
@@ -32,8 +43,12 @@ def evaluate(
     n_batches = -(-len(share(everything, 0, world.n_ranks)) // batch)  # the first has most
     sums = torch.zeros(3, dtype=torch.float64, device=world.device)
     applied.stage.eval()
+    stopped = False
     with torch.no_grad():
-        for fields in heldout(source, ours, batch, n_batches):
+        for number, fields in enumerate(heldout(source, ours, batch, n_batches)):
+            if stop is not None and number % _BATCHES_BETWEEN == 0 and _any(stop(), applied, world):
+                stopped = True
+                break
             if fields is None and not applied.units:
                 continue
             microbatch = feed.microbatch(fields)
@@ -44,6 +59,8 @@ def evaluate(
             sums += torch.stack([loss_sum.double(), weight.double(), right.sum().double()])
     applied.reshard()
     applied.stage.train()
+    if stopped:
+        return None
     alone = world.group is None
     loss_sum_, weight_, right_ = sums.tolist() if alone else applied.traffic.sums(sums, world.group)
     weight_ = weight_ or float("nan")
@@ -51,3 +68,11 @@ def evaluate(
     if source.metric == "test_accuracy":
         metrics["test_accuracy"] = right_ / weight_
     return metrics | dict(source.baselines())
+
+
+def _any(wish: bool, applied: Applied, world: World) -> bool:
+    """Whether a rank has the wish."""
+    if world.group is None:
+        return wish
+    flag = torch.tensor([float(wish)], dtype=torch.float64, device=world.device)
+    return applied.traffic.sums(flag, world.group)[0] > 0

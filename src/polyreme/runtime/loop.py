@@ -20,6 +20,7 @@ from .feed import Feed
 from .job import Job
 from .mesh import World
 from .nonfinite import save_samples
+from .saver import Saving
 from .state import Progress, State
 from .verdict import diverged
 
@@ -75,7 +76,7 @@ def train(
     *,
     log: runlog.Writer | None = None,
     stop: Callable[[], bool] | None = None,
-    save: Callable[[State], None] | None = None,
+    save: Saving | None = None,
     load: Callable[[State], Progress] | None = None,
     progress: OnStep | None = None,
     on_gradients: OnGradients | None = None,
@@ -83,7 +84,7 @@ def train(
     """Train a job on this process; all processes call it together.
 
     `log` and `progress` matter on rank 0. `stop` is asked after each step on every rank; one that
-    says yes ends the run on all. `save` is called on all ranks every `checkpoint_every` steps and
+    says yes ends the run on all. `save` begins a checkpoint every `checkpoint_every` steps and
     at the end. `load` fills the state's tensors in place and says how far the run had come.
 
     Raises RunError on all ranks when more than `max_skipped` steps in a row were not finite.
@@ -98,7 +99,7 @@ class _Run:
         world: World,
         log: runlog.Writer | None,
         stop: Callable[[], bool] | None,
-        save: Callable[[State], None] | None,
+        save: Saving | None,
         progress: OnStep | None,
         on_gradients: OnGradients | None,
     ) -> None:
@@ -144,6 +145,7 @@ class _Run:
         share = -(-settings.global_batch // world.n_ranks)
         self.eval_batch = -(-share // plan.microbatches)
         self.metrics: dict[str, float] = {}
+        self.evaluated: int | None = None
         self.final_loss: float | None = None
         self.step_s: list[float] = []
         self.compute_s: list[float] = []
@@ -155,7 +157,7 @@ class _Run:
         if load is not None:
             self.state.restored(load(self.state))
         done = self.state.progress.step
-        evaluated = saved = None
+        saved = None
         stopped = False
         self.applied.stage.train()
         self.world.record.enter("training")
@@ -165,21 +167,27 @@ class _Run:
                 result = self._step(read)
                 done = self.state.progress.step
                 stopped = result.stop
+                if not stopped and self._due(self.job.train.eval_every, done):
+                    stopped = self._evaluate()
                 if stopped:
                     break
-                if self._due(self.job.train.eval_every, done):
-                    self._evaluate()
-                    evaluated = done
                 if self._due(self.job.train.checkpoint_every, done):
+                    if self.job.train.keep_best is not None and self.evaluated != done:
+                        stopped = self._evaluate()
+                        if stopped:
+                            break
                     self._save()
                     saved = done
                 self.driver.begin()
-        if not stopped and evaluated != done:
-            self._evaluate()
+        if not stopped and self.evaluated != done:
+            stopped = self._evaluate()
         if saved != done:
             self._save()
+        if self.save is not None:
+            with self.world.record.doing("saving a checkpoint"):
+                self.save.finish()
         return Outcome(
-            status="interrupted" if stopped and done < self.n_steps else "done",
+            status="done" if self.evaluated == done == self.n_steps else "interrupted",
             steps=done,
             samples=self.state.progress.samples,
             tokens=self.state.progress.tokens,
@@ -212,10 +220,15 @@ class _Run:
             self.feed.to_device(read, with_fillers=bool(self.applied.units)),
             nominal_weight=float(n_samples * self.feed.labels_per_sample),
             rate_factor=factor,
-            say=Said(stop=self.stop is not None and self.stop()),
+            say=Said(
+                stop=self.stop is not None and self.stop(),
+                save=0 if self.save is None else self.save.stage,
+            ),
         )
         if len({said.trail for said in result.said}) > 1:
             raise diverged(self.world)
+        if self.save is not None:
+            self.save.heard([said.save for said in result.said])
         self.state.progress = Progress(
             step=before.step + 1,
             samples=before.samples + n_samples,
@@ -293,13 +306,22 @@ class _Run:
             )
         )
 
-    def _evaluate(self) -> None:
+    def _evaluate(self) -> bool:
+        """Evaluate, and say whether a rank wants the run to end: then there is nothing to show."""
         with self.world.record.doing("evaluating"):
             found = evaluate(
-                self.applied, self.world, self.job.source, self.feed, batch=self.eval_batch
+                self.applied,
+                self.world,
+                self.job.source,
+                self.feed,
+                batch=self.eval_batch,
+                stop=self.stop,
             )
+        if found is None:
+            return True
+        self.evaluated = self.state.progress.step
         if not found:
-            return
+            return False
         self.metrics = found
         if self.log is not None:
             self.log.write(
@@ -310,11 +332,14 @@ class _Run:
                     metrics=self.metrics,
                 )
             )
+        return False
 
     def _save(self) -> None:
-        if self.save is not None:
-            with self.world.record.doing("saving a checkpoint"):
-                self.save(self.state)
+        if self.save is None:
+            return
+        step = self.state.progress.step
+        with self.world.record.doing("saving a checkpoint"):
+            self.save.begin(self.state, self.metrics if self.evaluated == step else {})
 
     def _due(self, every: int | None, done: int) -> bool:
         return every is not None and done % every == 0

@@ -61,6 +61,15 @@ class World:
             with self.record.inside("barrier", n_ranks=self.n_ranks):
                 dist.barrier(self.group)
 
+    def gather(self, value: Any) -> list[Any]:
+        """What each rank gives, by rank; all call it together."""
+        if self.group is None:
+            return [value]
+        found: list[Any] = [None] * self.n_ranks
+        with self.record.inside("all_gather_object", n_ranks=self.n_ranks):
+            dist.all_gather_object(found, value, group=self.group)
+        return found
+
     def coordinates(self, layout: DataLayout) -> tuple[int, int]:
         """(replica, shard) of this process."""
         return divmod(self.data_rank(layout), layout.shard)

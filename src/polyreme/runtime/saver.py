@@ -1,0 +1,282 @@
+"""Writes checkpoints while training goes on.
+
+At a save each rank copies its pieces to host memory; a thread writes them. How far a rank's
+thread is goes to all ranks with the next steps' exchange (`Said.save`), so there is no collective
+of its own and none that a dead or slow disk could hang in. When all have written, the first rank
+completes the folder; when one has failed, all learn it in the same step.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import enum
+import shutil
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Literal, Protocol
+
+import msgspec
+import torch
+
+from ..errors import RunError
+from ..graph.layer import LayerGraph
+from ..runlog import CheckpointEvent, FaultEvent, Writer
+from . import checkpoint, pieces
+from .checkpoint import Meta
+from .mesh import World
+from .state import State
+
+_SHARED_WAIT_S = 5.0  # network file systems show a new folder late
+Metrics = Mapping[str, float | None]
+
+
+class Stage(enum.IntEnum):
+    """How far a rank is with its part of a checkpoint."""
+
+    IDLE = 0
+    WRITING = 1
+    WRITTEN = 2
+    COMPLETE = 3
+    FAILED = 4
+
+
+class Saving(Protocol):
+    """What the loop asks of whoever keeps its checkpoints; all ranks call each method together."""
+
+    @property
+    def stage(self) -> int:
+        """What to tell the others."""
+
+    def begin(self, state: State, metrics: Metrics) -> None:
+        """Save the state as it is now; `metrics` were measured of it."""
+
+    def heard(self, stages: Sequence[int]) -> None:
+        """What all ranks said their stage was."""
+
+    def finish(self) -> None:
+        """Wait until the checkpoint under way is complete, or has failed."""
+
+
+class AtOnce:
+    """Calls a function at each save, and waits for it."""
+
+    stage = 0
+
+    def __init__(self, save: Callable[[State], None]) -> None:
+        self._save = save
+
+    def begin(self, state: State, metrics: Metrics) -> None:
+        """Call it."""
+        self._save(state)
+
+    def heard(self, stages: Sequence[int]) -> None:
+        """Nothing is under way."""
+
+    def finish(self) -> None:
+        """Nothing is under way."""
+
+
+class Saver:
+    """Saves into ``checkpoints/`` of a run folder. All ranks make one together.
+
+    `keep` newest checkpoints stay, and the one with the best value of the metric `best`. A failed
+    save raises RunError on all ranks, or is logged, as `on_error` says; the checkpoint before it
+    stays. `log` (rank 0) is told.
+    """
+
+    def __init__(
+        self,
+        run_folder: Path,
+        graph: LayerGraph,
+        world: World,
+        *,
+        keep: int,
+        best: str | None = None,
+        on_error: Literal["stop", "continue"] = "stop",
+        log: Writer | None = None,
+    ) -> None:
+        self._run_folder = run_folder
+        self._home = run_folder / "checkpoints"
+        self._graph, self._world = graph, world
+        self._keep, self._best, self._on_error = keep, best, on_error
+        self._log = log if world.is_first else None
+        self._buffers: dict[str, torch.Tensor] = {}
+        self._thread: threading.Thread | None = None
+        self._stage = Stage.IDLE
+        self._error: BaseException | None = None
+        self._meta: Meta | None = None
+        self._needed_bytes = 0
+        self._began_s = self._still_s = 0.0
+        self._token = self._open()
+
+    @property
+    def stage(self) -> int:
+        """What to tell the others."""
+        return int(self._stage)
+
+    def begin(self, state: State, metrics: Metrics) -> None:
+        """Copy the state and start to write it."""
+        self.finish()
+        self._began_s = time.monotonic()
+        tensors = state.tensors()
+        self._needed_bytes = sum(t.numel() * t.element_size() for t in tensors.values())
+        world = self._world
+        parts = [self._copied(part) for part in pieces.written(tensors, world.rank, world.n_ranks)]
+        if not world.accelerator.on_host:
+            world.accelerator.synchronize()
+        self._meta = checkpoint.describe(
+            self._graph, state.progress, n_ranks=world.n_ranks, metrics=metrics
+        )
+        self._stage = Stage.WRITING
+        self._run(lambda: self._write(parts), Stage.WRITTEN)
+        self._still_s = time.monotonic() - self._began_s
+
+    def heard(self, stages: Sequence[int]) -> None:
+        """Go on when all are ready; fail when one did."""
+        if self._stage == Stage.IDLE:
+            return
+        if Stage.FAILED in stages:
+            self._fail()
+        elif stages[0] == Stage.COMPLETE:
+            self._end()
+        elif self._world.is_first and all(stage == Stage.WRITTEN for stage in stages):
+            self._stage = Stage.WRITING
+            self._run(self._complete, Stage.COMPLETE)
+
+    def finish(self) -> None:
+        """Wait until the checkpoint under way is complete, or has failed."""
+        start_s = time.monotonic()
+        while self._stage != Stage.IDLE:
+            if self._thread is not None:
+                self._thread.join()
+            self._still_s += time.monotonic() - start_s
+            start_s = time.monotonic()
+            self.heard(self._world.gather(int(self._stage)))
+
+    def _open(self) -> str:
+        """Make the folder and tidy it; a name that sets this attempt's folders apart."""
+        world = self._world
+        token, made = "", False
+        if world.is_first:
+            token = f"{time.time_ns():x}"
+            with contextlib.suppress(OSError):  # the first save says so, if it still is
+                self._home.mkdir(parents=True, exist_ok=True)
+                checkpoint.sweep(self._home)
+                made = True
+        first: tuple[str, bool] = world.gather((token, made))[0]
+        token, made = first
+        end_s = time.monotonic() + _SHARED_WAIT_S
+        while made and not self._home.is_dir():
+            if time.monotonic() > end_s:
+                raise RunError(
+                    f"rank {world.rank} does not see {self._home}, which rank 0 made: the run "
+                    "folder must be on a file system that all hosts share"
+                )
+            time.sleep(0.1)
+        return token
+
+    @property
+    def _partial(self) -> Path:
+        assert self._meta is not None, "a save is under way"
+        return self._home / f".step-{self._meta.progress.step}.{self._token}.partial"
+
+    def _copied(self, part: pieces.Part) -> pieces.Part:
+        """The part in memory of the host, which is used again at the next save."""
+        local = part.local.detach()
+        buffer = self._buffers.get(part.key)
+        if buffer is None or buffer.shape != local.shape or buffer.dtype != local.dtype:
+            pinned = not self._world.accelerator.on_host
+            buffer = torch.empty(local.shape, dtype=local.dtype, pin_memory=pinned)
+            self._buffers[part.key] = buffer
+        buffer.copy_(local, non_blocking=True)
+        return pieces.Part(name=part.name, shape=part.shape, offset=part.offset, local=buffer)
+
+    def _run(self, work: Callable[[], None], then: Stage) -> None:
+        def run() -> None:
+            try:
+                work()
+            except BaseException as error:  # what ends a thread must not go unheard
+                self._error = error
+                self._stage = Stage.FAILED
+            else:
+                self._stage = then
+
+        self._thread = threading.Thread(target=run, name="checkpoint", daemon=True)
+        self._thread.start()
+
+    def _write(self, parts: list[pieces.Part]) -> None:
+        partial, rank = self._partial, self._world.rank
+        partial.mkdir(parents=True, exist_ok=True)
+        index = pieces.write(partial, rank, parts)
+        checkpoint.write_synced(checkpoint.part_index(partial, rank), msgspec.json.encode(index))
+        checkpoint.sync_folder(partial)
+
+    def _complete(self) -> None:
+        assert self._meta is not None, "a save is under way"
+        checkpoint.complete(self._partial, self._meta)
+        checkpoint.prune(self._run_folder, self._keep, self._best)
+
+    def _end(self) -> None:
+        assert self._meta is not None, "a save is under way"
+        self._stage = Stage.IDLE
+        if self._log is not None:
+            step = self._meta.progress.step
+            self._log.write(
+                CheckpointEvent(
+                    t=self._log.t,
+                    attempt=self._log.attempt,
+                    step=step,
+                    path=f"checkpoints/step-{step}",
+                    seconds=self._still_s,
+                    write_s=time.monotonic() - self._began_s,
+                )
+            )
+
+    def _fail(self) -> None:
+        """Tidy up, say why, and end the run or not; in the same step on all ranks."""
+        if self._thread is not None:
+            self._thread.join()
+        assert self._meta is not None, "a save is under way"
+        said = self._world.gather(None if self._error is None else self._in_words(self._error))
+        rank = next(rank for rank, words in enumerate(said) if words is not None)
+        self._stage, self._error = Stage.IDLE, None
+        if self._world.is_first:
+            shutil.rmtree(self._partial, ignore_errors=True)
+        what = (
+            f"the checkpoint of step {self._meta.progress.step} failed on rank {rank}: {said[rank]}"
+        )
+        if self._on_error == "stop":
+            raise RunError(what)
+        if self._log is not None:
+            sys.stderr.write(f"polyreme: {what}\n")
+            self._log.write(
+                FaultEvent(
+                    t=self._log.t, attempt=self._log.attempt, what=what, rank=rank, op="save"
+                )
+            )
+
+    def _in_words(self, error: BaseException) -> str:
+        if not isinstance(error, OSError):
+            return f"{type(error).__name__}: {error}"
+        needed = f"it needs {self._needed_bytes:,} bytes"
+        try:
+            free = f"{shutil.disk_usage(self._run_folder).free:,} are free"
+        except OSError:
+            free = "how many are free is unknown"
+        before = checkpoint.newest(self._run_folder)
+        kept = "there is none before it" if before is None else f"{before.name} stays the newest"
+        place = error.filename or self._partial
+        return f"{place}: {error.strerror or error}; {needed}, {free}; {kept}"
+
+
+def save(
+    state: State, run_folder: Path, *, graph: LayerGraph, keep: int, log: Writer | None = None
+) -> Path:
+    """Write one checkpoint and wait for it; all ranks call it together."""
+    saver = Saver(run_folder, graph, state.world, keep=keep, log=log)
+    saver.begin(state, {})
+    saver.finish()
+    return run_folder / "checkpoints" / f"step-{state.progress.step}"
