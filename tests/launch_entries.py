@@ -60,6 +60,47 @@ def dies_in_a_collective(rank: int, how: str) -> None:
     dist.all_reduce(torch.zeros(1))
 
 
+def misbehaves(rank: int, how: str) -> list[float]:
+    """All ranks sum vectors; in the third round one of them does otherwise."""
+    import torch
+
+    from polyreme.cluster.accelerator import HostAccelerator
+    from polyreme.runtime import mesh
+    from polyreme.runtime.timing import Traffic
+
+    torch.set_num_threads(1)
+    world = mesh.open(HostAccelerator(), timeout_s=2)
+    traffic = Traffic(world.record)
+    found: list[float] = []
+    with world.record.doing("counting"):
+        for number in range(6):
+            length = 4 + number % 3
+            if world.rank == rank and number == 2:
+                if how == "skip":
+                    continue
+                if how == "op":
+                    world.barrier()
+                    continue
+                length += 3 * (how == "shape")
+                _misbehave(how)
+            found = traffic.sums(torch.ones(length), world.group)
+    mesh.close(world)
+    return found
+
+
+def _misbehave(how: str) -> None:
+    if how.startswith("SIG"):
+        os.kill(os.getpid(), getattr(signal, how))
+    if how == "sleep":
+        time.sleep(1000)
+    while how == "spin":
+        pass
+    if how == "exit":
+        os._exit(0)
+    if how == "raise":
+        raise ValueError("the cause")
+
+
 def fails_beside_a_stopped_rank() -> None:
     if os.environ["RANK"] == "0":
         time.sleep(0.2)

@@ -102,7 +102,7 @@ class Attempts:
         self.begun = self.begun or self._has_begun()
         request, folder = self._request, self._request.folder
         if self.begun:
-            note(folder, self.attempt, str(error), error.verdict, error.accounts)
+            note(folder, self.attempt, error.words, error.verdict, error.accounts)
         start_s = time.time()
         found = newest(folder) if self.begun else request.resume
         blamed = error.verdict.rank, found

@@ -13,7 +13,7 @@ from .. import spec as specs
 from ..errors import PolyremeError
 from ..plan import store as plans
 from ..plan.ir import Plan
-from ..runtime.launch import PRELOAD, Launcher
+from ..runtime.launch import PRELOAD, Launcher, RankFailed
 from ..runtime.mesh import is_launched, read_place
 from ..summary import with_effectiveness
 from . import folders, steps
@@ -77,7 +77,8 @@ def _launch(
         interrupted = isinstance(error, KeyboardInterrupt)
         if attempts.begun:
             if not interrupted:
-                note(folder, attempts.attempt, str(error), **failure(launcher))
+                words = error.words if isinstance(error, RankFailed) else str(error)
+                note(folder, attempts.attempt, words, **failure(launcher))
             conclude(spec, folder, "interrupted" if interrupted else "failed")
         raise
     finally:

@@ -36,6 +36,7 @@ PRELOAD = (
 )
 _POLL_S = 0.1
 _CLOSE_S = 5.0
+_STANDS = ("stalled", "diverged")  # verdicts whose words do not hold the stack
 _START = (
     "import json, sys; sys.path[:] = json.loads(sys.argv[2]); "
     "from polyreme.runtime.zygote import main; main(int(sys.argv[1]), int(sys.argv[3]))"
@@ -43,12 +44,19 @@ _START = (
 
 
 class RankFailed(RunError):
-    """A rank ended otherwise than it should: which (if known), and what became of all."""
+    """A rank ended otherwise than it should: which (if known), and what became of all.
+
+    `words` is the message without the stack.
+    """
 
     def __init__(self, message: str, *, verdict: Verdict, accounts: Sequence[Account] = ()) -> None:
+        self.words = message
         self.verdict = verdict
         self.accounts = tuple(accounts)
-        super().__init__(message)
+        stack = (
+            f"\nits stack:\n{verdict.stack}" if verdict.kind in _STANDS and verdict.stack else ""
+        )
+        super().__init__(message + stack)
 
     @property
     def rank(self) -> int | None:
@@ -143,10 +151,14 @@ class Launcher:
         del store
         if logs is not None and not any(logs.iterdir()):
             logs.rmdir()
+        verdict = outcome.verdict
+        error = None if verdict is None else _as_error(verdict, outcome, n_processes)
         if interrupted or outcome.interrupted:
+            if error is not None:
+                sys.stderr.write(f"polyreme: while it was asked to end: {error}\n")
             raise KeyboardInterrupt
-        if outcome.verdict is not None:
-            raise _as_error(outcome.verdict, outcome, n_processes)
+        if error is not None:
+            raise error
         return [pickle.loads(outcome.results[rank]) for rank in range(n_processes)]
 
     def _exchange(self, request: Request) -> tuple[Outcome, bool]:
@@ -235,8 +247,7 @@ def _signals_counted() -> Iterator[list[int]]:
 
 def _as_error(verdict: Verdict, outcome: Outcome, n_processes: int) -> Exception:
     if not outcome.failures or verdict.kind == "diverged":
-        stack = f"\nits stack:\n{verdict.stack}" if verdict.stack else ""
-        return RankFailed(verdict.what + stack, verdict=verdict, accounts=outcome.accounts)
+        return RankFailed(verdict.what, verdict=verdict, accounts=outcome.accounts)
     first = outcome.failures[0]
     if first.error is not None:
         return first.error

@@ -125,6 +125,8 @@ class Record:
         """Say how far the run is."""
         number = _PHASES.index(phase)
         _WHO.pack_into(self._memory, 0, self.rank, os.getpid(), number, self._began_s)
+        if phase == "training":
+            self._do(phase)
 
     def begin(self, op: str, tensor: torch.Tensor | None, n_ranks: int) -> int:
         """Note the start of a collective; its sequence number."""

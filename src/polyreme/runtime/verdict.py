@@ -64,9 +64,10 @@ def stall(accounts: Sequence[Account], timeout_s: float) -> Verdict:
             return Verdict(kind="stalled", rank=None, op=_name(missed), what=what)
         late = outside[0]
         waits = _ranks([account.rank for account in accounts if account.rank != late.rank])
+    there = missed is not None and late.waiting == missed.seq
     what = (
-        f"rank {late.rank} of {len(accounts)} did not come to {op}, in which {waits} waited for "
-        f"{timeout_s:g} s: {_state(late)}"
+        f"rank {late.rank} of {len(accounts)} {'stands still in' if there else 'did not come to'} "
+        f"{op}, in which {waits} waited for {timeout_s:g} s: {_state(late)}"
     )
     return Verdict(kind="stalled", rank=late.rank, op=_name(missed), what=what, stack=late.stack)
 
@@ -137,8 +138,8 @@ def _state(account: Account) -> str:
     last = f"its last was {event}" if event is not None else "it had called none"
     if account.state != "running":
         return f"its process is {account.state}; {last}"
-    if account.waiting and event is not None:
-        return f"it is still inside {event}"
+    if account.waiting:
+        return last
     doing = f", {account.doing}" if account.doing else ""
     return f"it is outside of any{doing}; {last}"
 

@@ -123,10 +123,13 @@ class Watch:
             if not code and (self._box / f"{rank}.result").exists():
                 continue
             now = time.monotonic()
+            if code and self.interrupted:  # those that are left wait for it in vain
+                self._end_s = min(self._end_s, now + LINGER_S)
+                self._due = [(self._end_s, signal.SIGKILL)]
+                if (self._box / f"{rank}.error").exists():
+                    self.failed_at[rank] = now
+                continue
             if self._signalled and -code not in _CRASHES:
-                if code and self.interrupted:  # those that are left wait for it in vain
-                    self._end_s = min(self._end_s, now + LINGER_S)
-                    self._due = [(self._end_s, signal.SIGKILL)]
                 continue
             self.failed_at[rank] = now
             if len(self.failed_at) == 1:
