@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import shutil
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -11,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from .. import spec as specs
-from ..errors import ConfigError, Violation
+from ..errors import ConfigError, RunError, Violation
 from ..plan import store as plans
 from ..plan.ir import Plan
 from ..profile import store as profiles
@@ -54,12 +55,27 @@ def make_way(folder: Path, resume: Path | None) -> None:
 
 
 def begin(folder: Path, spec: specs.Spec, top: Sequence[Plan], profile: Profile | None) -> None:
-    """Write what the run is about to do: the first of the best plans."""
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "spec.toml").write_text(specs.dump(spec))
-    plans.save(top[0], folder / PLAN, top)
-    if profile is not None:
-        profiles.save(profile, folder / "profile.json")
+    """Write what the run is about to do: the first of the best plans.
+
+    What is there already stays as it is, so a run that goes on needs no room for it.
+
+    Raises:
+        RunError: the disk is full, or the folder cannot be written.
+    """
+    text = specs.dump(spec)
+    path = folder / "spec.toml"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        if not path.exists() or path.read_text() != text:
+            path.write_text(text)
+        plans.save(top[0], folder / PLAN, top)
+        if profile is not None:
+            profiles.save(profile, folder / "profile.json")
+    except OSError as error:
+        free = shutil.disk_usage(folder.parent).free
+        raise RunError(
+            f"{folder} cannot be written: {error.strerror}; {free:,} bytes are free"
+        ) from error
 
 
 def take_logs(logs: Path, folder: Path) -> None:

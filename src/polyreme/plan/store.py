@@ -44,14 +44,17 @@ def _file_type() -> Any:
 
 
 def save(plan: Plan, path: Path, top: Sequence[Plan] = ()) -> None:
-    """Write a plan as JSON, replacing the file at once.
+    """Write a plan as JSON, replacing the file at once unless it is the same.
 
     `top` are the best ones, this among them: readers find each in a line, with its estimate.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(path.name + ".partial")
     rows = [{"plan": describe(each), "estimate": each.estimate} for each in top]
-    partial.write_bytes(encode(plan, {"top": rows} if rows else {}))
+    data = encode(plan, {"top": rows} if rows else {})
+    if path.is_file() and path.read_bytes() == data:
+        return
+    partial = path.with_name(path.name + ".partial")
+    partial.write_bytes(data)
     partial.replace(path)
 
 
