@@ -13,7 +13,7 @@ import msgspec
 from .errors import RunError
 
 _BLOCK_BYTES = 2**16
-_FULL = (errno.ENOSPC, errno.EDQUOT)
+FULL = (errno.ENOSPC, errno.EDQUOT)
 Status = Literal["done", "interrupted", "failed"]
 
 
@@ -176,7 +176,7 @@ class Writer:
             while self._held:
                 del self._held[: self._file.write(self._held)]
         except OSError as error:
-            if error.errno not in _FULL:
+            if error.errno not in FULL:
                 raise
 
 

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+from .. import runlog
 from .. import spec as specs
 from ..errors import ConfigError, RunError, Violation
 from ..plan import store as plans
@@ -57,25 +58,26 @@ def make_way(folder: Path, resume: Path | None) -> None:
 def begin(folder: Path, spec: specs.Spec, top: Sequence[Plan], profile: Profile | None) -> None:
     """Write what the run is about to do: the first of the best plans.
 
-    What is there already stays as it is, so a run that goes on needs no room for it.
+    A run that goes on while the disk is full keeps what it wrote before, and says so.
 
     Raises:
-        RunError: the disk is full, or the folder cannot be written.
+        RunError: the folder cannot be written.
     """
-    text = specs.dump(spec)
     path = folder / "spec.toml"
+    partial = folder / ".spec.toml.partial"
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        if not path.exists() or path.read_text() != text:
-            path.write_text(text)
+        partial.write_text(specs.dump(spec))
+        partial.replace(path)
         plans.save(top[0], folder / PLAN, top)
         if profile is not None:
             profiles.save(profile, folder / "profile.json")
     except OSError as error:
         free = shutil.disk_usage(folder.parent).free
-        raise RunError(
-            f"{folder} cannot be written: {error.strerror}; {free:,} bytes are free"
-        ) from error
+        what = f"{folder} cannot be written: {error.strerror}; {free:,} bytes are free"
+        if error.errno not in runlog.FULL or not (folder / LOG).exists():
+            raise RunError(what) from error
+        sys.stderr.write(f"polyreme: {what}; its spec and plan stay as they were\n")
 
 
 def take_logs(logs: Path, folder: Path) -> None:

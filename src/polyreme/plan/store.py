@@ -44,15 +44,13 @@ def _file_type() -> Any:
 
 
 def save(plan: Plan, path: Path, top: Sequence[Plan] = ()) -> None:
-    """Write a plan as JSON, replacing the file at once unless it is the same.
+    """Write a plan as JSON, replacing the file at once.
 
     `top` are the best ones, this among them: readers find each in a line, with its estimate.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     rows = [{"plan": describe(each), "estimate": each.estimate} for each in top]
     data = encode(plan, {"top": rows} if rows else {})
-    if path.is_file() and path.read_bytes() == data:
-        return
     partial = path.with_name(path.name + ".partial")
     partial.write_bytes(data)
     partial.replace(path)

@@ -34,11 +34,9 @@ def versions() -> dict[str, str]:
 
 
 def save(profile: Profile, path: Path) -> None:
-    """Write a profile as JSON, replacing the file at once unless it is the same."""
+    """Write a profile as JSON, replacing the file at once."""
     path.parent.mkdir(parents=True, exist_ok=True)
     data = msgspec.json.format(msgspec.json.encode(profile), indent=1) + b"\n"
-    if path.is_file() and path.read_bytes() == data:
-        return
     partial = path.with_name(path.name + ".partial")
     partial.write_bytes(data)
     partial.replace(path)
