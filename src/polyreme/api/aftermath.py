@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 from .. import runlog
 from .. import spec as specs
+from ..cluster.accelerator import Accelerator
+from ..cluster.types import Cluster
+from ..errors import RunError
 from ..plan import store as plans
 from ..runtime.record import Account
 from ..runtime.verdict import Verdict, attempt_json
@@ -18,8 +22,17 @@ def note(
 ) -> None:
     """Write the fault of an attempt into the log, and ``ranks/attempt-A.json``.
 
-    The log's clock has run on since its last event.
+    The log's clock has run on since its last event. What a full disk does not take is said.
     """
+    try:
+        _note(folder, attempt, what, verdict, accounts)
+    except (OSError, RunError) as error:
+        sys.stderr.write(f"polyreme: {error}; not written: {what}\n")
+
+
+def _note(
+    folder: Path, attempt: int, what: str, verdict: Verdict | None, accounts: Sequence[Account]
+) -> None:
     log = folder / folders.LOG
     began_s = log.stat().st_mtime if log.exists() else None
     writer = runlog.Writer(log, attempt=attempt, began_s=began_s)
@@ -47,7 +60,12 @@ def next_attempt(folder: Path) -> int:
     return max(attempts, default=-1) + 1
 
 
-def conclude(spec: specs.Spec, folder: Path, status: runlog.Status) -> None:
+def conclude(
+    spec: specs.Spec,
+    folder: Path,
+    status: runlog.Status,
+    machines: tuple[Cluster, Accelerator],
+) -> None:
     """The summary and the report of a run whose first rank could not write them.
 
     A run that had done nothing yet gets none, and one that was asked to end after it had written
@@ -59,16 +77,21 @@ def conclude(spec: specs.Spec, folder: Path, status: runlog.Status) -> None:
     if not log.exists() or not any(runlog.read(log)):
         return
     if status == "failed" or not (folder / "summary.json").exists():
-        _summarise(spec, folder, status)
+        _summarise(spec, folder, status, machines)
     render([folder], folder / "report.html")
 
 
-def _summarise(spec: specs.Spec, folder: Path, status: runlog.Status) -> None:
+def _summarise(
+    spec: specs.Spec,
+    folder: Path,
+    status: runlog.Status,
+    machines: tuple[Cluster, Accelerator],
+) -> None:
     from ..summary import Setting, summarise
     from .problem import pose
     from .steps import kept_profile
 
-    problem = pose(spec)
+    problem = pose(spec, machines=machines)
     plan = plans.load(folder / folders.PLAN)
     setting = Setting(
         graph=problem.graph,

@@ -6,11 +6,11 @@ import dataclasses
 import sys
 import time
 from pathlib import Path
-from typing import Any
 
 from ..cluster.accelerator import Accelerator
 from ..cluster.detect import detect
-from ..errors import RunError
+from ..cluster.types import Cluster
+from ..errors import PolyremeError, RunError
 from ..plan import store as plans
 from ..runtime.checkpoint import newest
 from ..runtime.launch import Launcher, RankFailed
@@ -43,11 +43,17 @@ class Attempts:
         goes_on = request.resume is not None and request.folder in request.resume.parents
         self._first_attempt = next_attempt(request.folder) if goes_on else 0
         self.begun = False
+        self.folder = request.folder
 
     @property
     def attempt(self) -> int:
         """The number of the current attempt in the log."""
         return self._first_attempt + self._n_restarts
+
+    @property
+    def machines(self) -> tuple[Cluster, Accelerator]:
+        """What the current attempt runs on."""
+        return self._request.cluster, self._request.accelerator
 
     def run(self) -> None:
         """Until the run has ended.
@@ -69,6 +75,18 @@ class Attempts:
                 self._prepare(error)
             finally:
                 self.begun = self.begun or self._has_begun()
+
+    def note(self, error: PolyremeError) -> None:
+        """Write the error that ended the run into its log, if the folder is its own."""
+        if not self.begun:
+            return
+        outcome = self._launcher.outcome
+        if isinstance(error, RankFailed):
+            note(self.folder, self.attempt, error.words, error.verdict, error.accounts)
+        elif outcome is not None and outcome.failures:  # a rank raised it
+            note(self.folder, self.attempt, str(error), outcome.verdict, outcome.accounts)
+        else:
+            note(self.folder, self.attempt, str(error), None, ())
 
     def _once(self) -> None:
         request = dataclasses.replace(
@@ -100,9 +118,9 @@ class Attempts:
     def _prepare(self, error: RankFailed) -> None:
         """Note what happened, wait, and make the request of the next attempt."""
         self.begun = self.begun or self._has_begun()
-        request, folder = self._request, self._request.folder
+        request, folder = self._request, self.folder
         if self.begun:
-            note(folder, self.attempt, error.words, error.verdict, error.accounts)
+            self.note(error)
         start_s = time.time()
         found = newest(folder) if self.begun else request.resume
         blamed = error.verdict.rank, found
@@ -162,11 +180,3 @@ class Attempts:
 def count(accelerator: Accelerator) -> int:
     """Devices of this machine, as a process sees them that has not looked before."""
     return accelerator.count()
-
-
-def failure(launcher: Launcher) -> dict[str, Any]:
-    """Verdict and accounts of the last attempt."""
-    outcome = launcher.outcome
-    if outcome is None:
-        return {"verdict": None, "accounts": ()}
-    return {"verdict": outcome.verdict, "accounts": outcome.accounts}

@@ -13,7 +13,7 @@ from .. import spec as specs
 from ..errors import PolyremeError
 from ..plan import store as plans
 from ..plan.ir import Plan
-from ..runtime.launch import PRELOAD, Launcher, RankFailed
+from ..runtime.launch import PRELOAD, Launcher
 from ..runtime.mesh import is_launched, read_place
 from ..summary import with_effectiveness
 from . import folders, steps
@@ -51,8 +51,8 @@ def _launch(
     progress: bool,
     start_s: float,
 ) -> runlog.Summary:
-    from .aftermath import conclude, note
-    from .attempts import Attempts, failure
+    from .aftermath import conclude
+    from .attempts import Attempts
     from .problem import here
     from .ranks import Request
 
@@ -76,10 +76,10 @@ def _launch(
     except (PolyremeError, KeyboardInterrupt) as error:
         interrupted = isinstance(error, KeyboardInterrupt)
         if attempts.begun:
-            if not interrupted:
-                words = error.words if isinstance(error, RankFailed) else str(error)
-                note(folder, attempts.attempt, words, **failure(launcher))
-            conclude(spec, folder, "interrupted" if interrupted else "failed")
+            if isinstance(error, PolyremeError):
+                attempts.note(error)
+            status: runlog.Status = "interrupted" if interrupted else "failed"
+            conclude(spec, folder, status, attempts.machines)
         raise
     finally:
         folders.take_logs(logs, folder)

@@ -20,7 +20,6 @@ from .verdict import Verdict, stall
 
 Order = Literal["end", "kill"]
 LINGER_S = 0.5  # after a first failure: time for the others to fail too, so that causes compare
-_FAILED_GRACE_S = 0.5  # the others then hang in collectives and seldom heed SIGTERM
 _START_GRACE_S = 0.5  # for ranks that have nothing to save yet
 _LOOK_S = 0.25
 _MOST_LOOK_S = 1.0  # what one look may add: the watch itself may have been stopped meanwhile
@@ -133,8 +132,7 @@ class Watch:
                 continue
             self.failed_at[rank] = now
             if len(self.failed_at) == 1:
-                end = now + LINGER_S
-                self._due = [(end, signal.SIGTERM), (end + _FAILED_GRACE_S, signal.SIGKILL)]
+                self._due = [(now + LINGER_S, signal.SIGKILL)]
 
     def _look(self) -> None:
         """Add up for how long ranks stand in a collective, and judge when it is too long."""
@@ -165,7 +163,7 @@ class Watch:
 
     def _signal(self, number: int) -> None:
         now = time.monotonic()
-        if number == signal.SIGKILL and now < self._end_s and self._training():
+        if self.interrupted and number == signal.SIGKILL and now < self._end_s and self._training():
             self._due = [(self._end_s, signal.SIGKILL)]
             number = signal.SIGTERM  # again: it began to train after the first
         self._signalled = True
