@@ -33,6 +33,7 @@ from ..runtime.progress import ProgressBar
 from ..runtime.saver import Saver
 from ..runtime.state import Progress, State
 from ..runtime.trackers import open_trackers
+from ..runtime.watchdog import OnVerdict
 from . import folders, steps
 from .problem import Problem, pose
 
@@ -80,17 +81,20 @@ def measured(spec: specs.Spec, cluster: Cluster, accelerator: Accelerator) -> Pr
         return measure(problem.graph, problem.cluster, problem.workload.precision, world)
 
 
-def work(request: Request) -> Result:
+def work(request: Request, on_verdict: OnVerdict | None = None) -> Result:
     """Profile and plan if need be, then train; rank 0 writes the run folder.
 
     A plan for fewer devices than there are processes is returned without training, so that the
     caller starts as many; under torchrun or Slurm the best plan for all of them is run.
+    `on_verdict` is called before all end where ranks watch each other and find one that stalls.
     """
     timeout_s = request.spec.train.timeout_s
     with (
         _asked_to_stop() as stop,
         _world(request.accelerator, timeout_s, request.devices) as world,
     ):
+        if world.watchdog is not None and on_verdict is not None:
+            world.watchdog.on_verdict = on_verdict
         problem = pose(request.spec, machines=(request.cluster, request.accelerator))
         profile, found = _plans(request, problem, world)
         plan = found[0]
@@ -273,7 +277,7 @@ def _world(
     """This process among all."""
     if accelerator.on_host:
         torch.set_num_threads(1)
-    world = mesh.open(accelerator, timeout_s, devices)
+    world = mesh.open(accelerator, timeout_s, devices, watch=True)
     try:
         yield world
     finally:

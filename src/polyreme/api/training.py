@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from contextlib import nullcontext
 from pathlib import Path
 
@@ -14,7 +15,9 @@ from ..errors import PolyremeError
 from ..plan import store as plans
 from ..plan.ir import Plan
 from ..runtime.launch import PRELOAD, Launcher
-from ..runtime.mesh import is_launched, read_place
+from ..runtime.mesh import is_launched, n_restarts, read_place
+from ..runtime.record import Account
+from ..runtime.verdict import Verdict
 from ..summary import with_effectiveness
 from . import folders, steps
 
@@ -94,12 +97,17 @@ def _join(
     progress: bool,
     start_s: float,
 ) -> runlog.Summary | None:
-    """One rank of a launcher's: it writes the report if it is the first."""
+    """One rank of a launcher's: it writes the report if it is the first.
+
+    One that the launcher started again goes on from the newest checkpoint.
+    """
+    from .aftermath import conclude, next_attempt, note
     from .problem import here
     from .ranks import Request, work
 
     cluster, accelerator = here(spec, None)
-    start = _checkpoint(resume, folder)
+    again = n_restarts() > 0
+    start = _checkpoint("auto" if again else resume, folder)
     request = Request(
         spec=spec,
         cluster=cluster,
@@ -110,8 +118,15 @@ def _join(
         progress=progress,
         all_devices=True,
         start_s=start_s,
+        again=again,
     )
-    found = work(request).summary
+
+    def settle(verdict: Verdict, accounts: Sequence[Account]) -> None:
+        if any(account.phase != "starting" for account in accounts):
+            note(folder, max(0, next_attempt(folder) - 1), verdict.what, verdict, accounts)
+            conclude(spec, folder, "failed", (cluster, accelerator))
+
+    found = work(request, settle).summary
     return None if found is None else _judged(spec, folder)
 
 

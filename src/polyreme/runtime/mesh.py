@@ -21,7 +21,9 @@ from torch.distributed.rendezvous import rendezvous
 from ..cluster.accelerator import Accelerator
 from ..errors import RunError
 from ..plan.ir import DataLayout
+from . import watchdog as watchdogs
 from .record import RECORD, Record
+from .watchdog import Watchdog
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,7 +40,8 @@ class Place:
 class World:
     """This process among all: its rank, device and group (None for a single process).
 
-    `record` keeps what it does; every collective goes into it.
+    `record` keeps what it does; every collective goes into it. `watchdog` is there where ranks
+    watch each other.
     """
 
     rank: int
@@ -49,6 +52,7 @@ class World:
     accelerator: Accelerator
     group: Any = None  # dist.ProcessGroup | None
     record: Record = field(default_factory=Record)
+    watchdog: Watchdog | None = None
 
     @property
     def is_first(self) -> bool:
@@ -127,6 +131,12 @@ def is_launched(environment: Mapping[str, str] | None = None) -> bool:
     return "RANK" in environment or read_place(environment).n_ranks > 1
 
 
+def n_restarts(environment: Mapping[str, str] | None = None) -> int:
+    """How often the launcher started the ranks again."""
+    environment = os.environ if environment is None else environment
+    return int(environment.get("TORCHELASTIC_RESTART_COUNT", "0"))
+
+
 def is_watched(environment: Mapping[str, str] | None = None) -> bool:
     """Whether polyreme's own launcher watches this rank."""
     return RECORD in (os.environ if environment is None else environment)
@@ -136,17 +146,20 @@ def open(  # noqa: A001
     accelerator: Accelerator,
     timeout_s: float = 600.0,
     devices: Sequence[int] | None = None,
+    *,
+    watch: bool = False,
 ) -> World:
     """Take this process's device and join the others; `close` undoes it.
 
-    `devices` are indices of the host's devices by local rank, unless it is the first ones.
+    `devices` are indices of the host's devices by local rank, unless it is the first ones. With
+    `watch` ranks that nobody else watches watch each other.
 
     `timeout_s` is how long a collective may wait for a process that does not come. Whoever
     watches the ranks ends them then; the backend's own limit is longer, so that they are named
     first. Raises RunError if the others cannot be reached.
     """
     place = read_place()
-    record = _record(place)
+    record, watchdog = _record(place), None
     limit = timedelta(seconds=2 * timeout_s + 30)
     index = place.local_rank if devices is None else devices[place.local_rank]
     device = accelerator.device(index)
@@ -154,10 +167,16 @@ def open(  # noqa: A001
     group = None
     if place.n_ranks > 1:
         try:
+            store = _store(place, limit)
+            if watch and not is_watched():
+                apart = store.clone()  # type: ignore[attr-defined]
+                box = watchdogs.home(apart)
+                record = Record(box / f"{place.rank}.record", place.rank)
+                watchdog = Watchdog(apart, box, record, place.n_ranks, timeout_s)
             with record.inside("init_process_group", n_ranks=place.n_ranks):
                 dist.init_process_group(
                     accelerator.backend,
-                    store=_store(place, limit),
+                    store=store,
                     rank=place.rank,
                     world_size=place.n_ranks,
                     timeout=limit,
@@ -175,11 +194,14 @@ def open(  # noqa: A001
         accelerator=accelerator,
         group=group,
         record=record,
+        watchdog=watchdog,
     )
 
 
 def close(world: World) -> None:
     """Leave the group."""
+    if world.watchdog is not None:
+        world.watchdog.close()
     if world.group is not None and dist.is_initialized():
         dist.destroy_process_group()
 

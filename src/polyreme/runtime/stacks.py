@@ -15,7 +15,7 @@ _ANSWER_S = 1.0
 _POLL_S = 0.02
 _MOST_LINES = 40
 _MOST_BYTES = 2**20
-_LAUNCHER = "zygote.py"  # frames below it are the same for every rank
+_LAUNCHERS = ("zygote.py", "training.py")  # frames below them are the same for every rank
 
 
 def answer(box: Path, rank: int) -> IO[str]:
@@ -51,5 +51,7 @@ def _main(text: str) -> str:
     """The last of the threads that faulthandler lists is the one that began first."""
     lines = text.strip().split("\n\n")[-1].splitlines()
     frames = [line for line in lines if line.startswith("  ")]
-    below = next((at for at, line in enumerate(frames) if _LAUNCHER in line), len(frames))
+    below = next(
+        (at for at, line in enumerate(frames) if any(n in line for n in _LAUNCHERS)), len(frames)
+    )
     return "\n".join(frames[:below][:_MOST_LINES])
