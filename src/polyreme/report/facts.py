@@ -8,8 +8,10 @@ from collections.abc import Mapping
 from typing import Any
 
 import msgspec
+import numpy as np
 
 from ..plan.ir import MEMORY_CAUSES
+from .attempts import led_to_end, restarts, useful_s
 from .runs import Run
 from .words import count, factor, number, percent, seconds
 
@@ -113,14 +115,16 @@ def totals(run: Run) -> Totals:
     if summary is not None:
         kept = {name: getattr(summary, name) for name in Totals.__struct_fields__[:-1]}
         return Totals(**kept, peak_bytes=peak_bytes(run))
-    last_loss = next((e.loss for e in reversed(run.steps) if e.loss is not None), None)
+    led = led_to_end(run)
+    steps = [event for event, is_kept in zip(run.steps, led, strict=True) if is_kept]
+    last_loss = next((e.loss for e in reversed(steps) if e.loss is not None), None)
     times = [event.step_s for event in run.steps if not event.skipped]
     median = statistics.median(times) if times else None
     ends = [group[-1].t for group in (run.steps, run.evals, run.faults) if group]
     return Totals(
-        steps=run.steps[-1].step if run.steps else 0,
-        samples=round(summed(run, "samples")),
-        tokens=round(summed(run, "tokens")),
+        steps=steps[-1].step if steps else 0,
+        samples=round(summed(run, "samples", only=led)),
+        tokens=round(summed(run, "tokens", only=led)),
         seconds=max(ends, default=0.0),
         final_loss=last_loss,
         metrics=run.evals[-1].metrics if run.evals else {},
@@ -138,9 +142,13 @@ def _planned_devices(run: Run) -> int | None:
     return len(run.plan.order) if run.plan else None
 
 
-def summed(run: Run, field: str) -> float:
-    """The sum of a field over all steps; one that was not logged counts like the next logged."""
-    pairs = zip(run.steps, run.covered, strict=True)
+def summed(run: Run, field: str, *, only: np.ndarray | None = None) -> float:
+    """The sum of a field over all steps; one that was not logged counts like the next logged.
+
+    `only` says of each logged step whether it counts.
+    """
+    counts = np.array(run.covered) if only is None else np.array(run.covered) * only
+    pairs = zip(run.steps, counts.tolist(), strict=True)
     return math.fsum(getattr(event, field) * n_steps for event, n_steps in pairs)
 
 
@@ -221,15 +229,24 @@ def time_shares(run: Run) -> tuple[Share, ...]:
 
 
 def wall_shares(run: Run) -> tuple[Share, ...]:
-    """Wall time: steps, and the rest (start-up, evaluation, checkpoints, repeated attempts)."""
+    """Wall time: steps done for the first time, other steps, pauses of restarts, and the rest."""
     total = totals(run)
     in_steps = summed(run, "step_s")
-    rest = total.seconds - in_steps
+    useful = useful_s(run)
+    stopped = sum(each.stopped_s for each in restarts(run))
+    rest = total.seconds - in_steps - stopped
     if not in_steps or rest < 0:
         return ()
-    return (
-        Share(name="steps", amount=in_steps, share=in_steps / total.seconds),
-        Share(name="start-up, evaluation, checkpoints", amount=rest, share=rest / total.seconds),
+    parts = {
+        "steps": useful,
+        "steps done again or skipped": in_steps - useful,
+        "until training went on after a fault": stopped,
+        "start-up, evaluation, checkpoints": rest,
+    }
+    return tuple(
+        Share(name=name, amount=s, share=s / total.seconds)
+        for name, s in parts.items()
+        if s > 1e-9 * total.seconds
     )
 
 

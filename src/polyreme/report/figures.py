@@ -6,8 +6,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from .attempts import led_to_end, restarts, stands
 from .plot import Axes, Figure, Plot, smoothed
 from .runs import Run
+from .trouble import run_spikes
 from .words import count, number
 
 TIME_BINS = 48
@@ -25,13 +27,18 @@ def column(run: Run, field: str) -> np.ndarray:
 
 def learning(run: Run) -> Figure | None:
     """Training and held-out loss with baselines, and what happened on the way below them."""
-    axes, loss = _axes(run), column(run, "loss")
-    plot = Plot(axes)
-    if len(run.steps):
-        many = len(run.steps) > 60
-        plot.line("training, each step" if many else "training", loss, "loss", faint=many)
+    plot, led = Plot(_axes(run)), led_to_end(run)
+    kept, lost = np.flatnonzero(led), np.flatnonzero(~led)
+    every = column(run, "loss")
+    loss = every[kept]
+    if len(loss):
+        many = len(loss) > 60
+        plot.line("training, each step" if many else "training", loss, "loss", at=kept, faint=many)
         if many:
-            plot.line("training, smoothed", smoothed(loss), "loss")
+            plot.line("training, smoothed", smoothed(loss), "loss", at=kept)
+    for part in np.split(lost, np.flatnonzero(np.diff(lost) > 1) + 1) if len(lost) else ():
+        plot.line("taken back by a restart", every[part], "restart", at=part, faint=True)
+        plot.data[-1]["showlegend"] = part[0] == lost[0]
     for name in _metric_names(run, loss=True):
         _metric(plot, run, name)
     _marks(plot, run)
@@ -61,10 +68,11 @@ def rates(run: Run) -> tuple[Figure, ...]:
         ("lr", "Learning rate", "lr"),
         ("grad_norm", "Gradient norm", "norm"),
     ):
-        values = column(run, field)
+        kept = np.flatnonzero(led_to_end(run))
+        values = column(run, field)[kept]
         if np.isfinite(values).any():
             plot = Plot(_axes(run))
-            plot.line(title.lower(), values, colour)
+            plot.line(title.lower(), values, colour, at=kept)
             alt = f"{title.lower()}, last {number(values[np.isfinite(values)][-1])}"
             found.append(plot.figure(field, title, alt, ""))
     return tuple(found)
@@ -74,13 +82,17 @@ def throughput(run: Run) -> Figure | None:
     """Samples per second of each step."""
     if not run.steps:
         return None
-    step_s = column(run, "step_s")
-    rate = np.divide(column(run, "samples"), step_s, where=step_s > 0, out=step_s * np.nan)
+    kept = np.flatnonzero(led_to_end(run))
+    step_s = column(run, "step_s")[kept]
+    samples = column(run, "samples")[kept]
+    rate = np.divide(samples, step_s, where=step_s > 0, out=step_s * np.nan)
     plot = Plot(_axes(run))
-    many = len(run.steps) > 60
-    plot.line("each step" if many else "samples per second", rate, "compute", faint=many)
+    many = len(kept) > 60
+    label = "each step" if many else "samples per second"
+    plot.line(label, rate, "compute", at=kept, faint=many)
     if many:
-        plot.line("smoothed", smoothed(rate), "compute")
+        plot.line("smoothed", smoothed(rate), "compute", at=kept)
+    _verticals(plot, run)
     middle = np.nanmedian(rate) if np.isfinite(rate).any() else None
     alt = f"median {number(middle)} samples per second"
     return plot.figure("throughput", "Throughput", alt, "samples per second", from_zero=True)
@@ -91,8 +103,9 @@ def step_time(run: Run) -> Figure | None:
     if not run.steps:
         return None
     axes = _axes(run)
-    stretches = np.array_split(np.arange(len(run.steps)), min(TIME_BINS, len(run.steps)))
-    middles = np.array([stretch[len(stretch) // 2] for stretch in stretches])
+    kept = np.flatnonzero(led_to_end(run))
+    stretches = np.array_split(kept, min(TIME_BINS, len(kept))) if len(kept) else []
+    middles = np.array([stretch[len(stretch) // 2] for stretch in stretches], dtype=np.int64)
     plot = Plot(axes)
     for field, label in (
         ("compute_s", "compute"),
@@ -116,8 +129,9 @@ def overlaid(runs: Sequence[Run]) -> Figure | None:
         if not run.steps:
             continue
         plot = Plot(_axes(run))
-        loss = column(run, "loss")
-        plot.line(run.name, smoothed(loss), f"run{index % 8}", dash=index)
+        kept = np.flatnonzero(led_to_end(run))
+        loss = column(run, "loss")[kept]
+        plot.line(run.name, smoothed(loss), f"run{index % 8}", at=kept, dash=index)
         if any("heldout_loss" in event.metrics for event in run.evals):
             _metric(plot, run, "heldout_loss")
             plot.data[-1].update(
@@ -153,48 +167,64 @@ def _metric_names(run: Run, *, loss: bool) -> list[str]:
 
 
 def _metric(plot: Plot, run: Run, name: str) -> None:
-    pairs = [(event.step, event.metrics[name]) for event in run.evals if name in event.metrics]
-    steps = np.array([step for step, _ in pairs], dtype=np.int64)
-    values = np.array([value for _, value in pairs], dtype=np.float64)
-    if name in BASELINES and run.steps:
-        ends = np.array([run.steps[0].step, run.steps[-1].step], dtype=np.int64)
-        plot.points(BASELINES[name], ends, np.repeat(values[-1], 2), "baseline")
+    found = [e for e in run.evals if name in e.metrics and stands(run, e.attempt, e.step)]
+    steps = np.array([event.step for event in found], dtype=np.int64)
+    times = np.array([event.t for event in found], dtype=np.float64)
+    values = np.array([event.metrics[name] for event in found], dtype=np.float64)
+    if name in BASELINES and run.steps and len(values):
+        first, last = run.steps[0], max(run.steps, key=lambda event: (event.step, event.t))
+        ends, moments = np.array([first.step, last.step]), np.array([first.t, last.t])
+        plot.points(BASELINES[name], ends, moments, np.repeat(values[-1], 2), "baseline")
         return
     label = "held-out" if name == "heldout_loss" else name
-    plot.points(label, steps, values, "heldout")
+    plot.points(label, steps, times, values, "heldout")
 
 
 def _marks(plot: Plot, run: Run) -> None:
+    spiked = run_spikes(run)
+    if spiked:
+        plot.spots(
+            "spike",
+            np.array([each.step for each in spiked], dtype=np.int64),
+            np.array([each.t for each in spiked], dtype=np.float64),
+            np.array([each.loss for each in spiked], dtype=np.float64),
+            [f"step {e.step}: {number(e.loss)}, {number(e.rise)} above usual" for e in spiked],
+            "spike",
+        )
     skipped = [event for event in run.steps if event.skipped]
     plot.marks(
         "step skipped",
-        np.array([event.step for event in skipped], dtype=np.int64),
+        [(event.step, event.t) for event in skipped],
         [f"step {event.step} skipped: {event.reason or 'not finite'}" for event in skipped],
         "skipped",
         "x",
     )
-    plot.marks(
-        "fault",
-        np.array([step_at(run, event.t) for event in run.faults], dtype=np.int64),
-        [event.what for event in run.faults],
-        "fault",
-        "diamond",
-    )
+    plot.marks("fault", _fault_moments(run), [e.what for e in run.faults], "fault", "diamond")
     plot.marks(
         "checkpoint",
-        np.array([event.step for event in run.checkpoints], dtype=np.int64),
+        [(event.step, event.t) for event in run.checkpoints],
         [f"checkpoint at step {event.step}" for event in run.checkpoints],
         "checkpoint",
         "triangle-up",
     )
-    again = run.restarts[1:]
+    again = restarts(run)
     plot.marks(
         "restart",
-        np.array([event.step for event in again], dtype=np.int64),
-        [f"attempt {event.attempt} from step {event.step}" for event in again],
+        [(each.step, each.t) for each in again],
+        [f"attempt {each.attempt} from step {each.step}" for each in again],
         "restart",
         "line-ns-open",
     )
+    _verticals(plot, run)
+
+
+def _verticals(plot: Plot, run: Run) -> None:
+    plot.verticals(_fault_moments(run), "fault")
+    plot.verticals([(each.step, each.t) for each in restarts(run)], "restart")
+
+
+def _fault_moments(run: Run) -> list[tuple[int, float]]:
+    return [(step_at(run, event.t), event.t) for event in run.faults]
 
 
 def step_at(run: Run, t: float) -> int:

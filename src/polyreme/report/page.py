@@ -38,9 +38,12 @@ COMPARED_SECTIONS: Sections = (
     ("memory", "Memory"),
     ("setup", "Setup"),
 )
-COLOURS = {"steps": "steps", "start-up, evaluation, checkpoints": "rest"} | {
-    name: name for name in (*MEMORY_CAUSES, "compute", "communication", "waiting")
-}
+COLOURS = {
+    "steps": "steps",
+    "steps done again or skipped": "skipped",
+    "until training went on after a fault": "caution",
+    "start-up, evaluation, checkpoints": "rest",
+} | {name: name for name in (*MEMORY_CAUSES, "compute", "communication", "waiting")}
 
 
 def render(
@@ -100,8 +103,11 @@ def _single(run: Run, versus: Against | None, comparison: dict[str, Any] | None)
     sections = SINGLE_SECTIONS
     if comparison:
         sections = (sections[0], ("reference", "Reference"), *sections[1:])
-    if run.faults or run.status == "failed":
-        sections = (("faults", "Faults"), *sections)
+    if view["checkpoints"]:
+        place = sections.index(("memory", "Memory"))
+        sections = (*sections[:place], ("checkpoints", "Checkpoints"), *sections[place:])
+    if view["trouble"]:
+        sections = (("trouble", "What went wrong"), *sections)
     return _fill(
         "run.html",
         [figure for figure in all_figures if figure is not None],

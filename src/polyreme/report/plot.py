@@ -37,6 +37,12 @@ class Axes(msgspec.Struct, frozen=True):
     seconds: np.ndarray
     wire: np.ndarray
 
+    def when(self, steps: np.ndarray, times: np.ndarray) -> dict[str, Any]:
+        """Packed positions of moments, given by step and time; sent are the bytes until then."""
+        wire = np.concatenate([[0.0], self.wire])
+        place = np.searchsorted(self.seconds, times, side="right")
+        return {"steps": packed(steps), "seconds": packed(times), "wire": packed(wire[place])}
+
     def at(self, index: np.ndarray) -> dict[str, Any]:
         """Packed positions of some of the steps."""
         return {name: packed(getattr(self, name)[index]) for name in ("steps", "seconds", "wire")}
@@ -101,9 +107,16 @@ class Plot:
             self.xs[name].append(x)
 
     def line(
-        self, label: str, values: np.ndarray, meaning: str, *, faint: bool = False, dash: int = 0
+        self,
+        label: str,
+        values: np.ndarray,
+        meaning: str,
+        *,
+        at: np.ndarray | None = None,
+        faint: bool = False,
+        dash: int = 0,
     ) -> None:
-        """A curve over all steps."""
+        """A curve over all logged steps, or those whose places are given."""
         index = thinned(values)
         trace: Trace = {
             "type": "scatter",
@@ -114,12 +127,14 @@ class Plot:
             "line": {"width": 1 if faint else 2, "dash": ("solid", "dash", "dot")[dash // 8 % 3]},
             "opacity": 0.35 if faint else 1,
         }
-        self._add(trace, self.axes.at(index))
+        self._add(trace, self.axes.at(index if at is None else at[index]))
 
-    def points(self, label: str, steps: np.ndarray, values: np.ndarray, meaning: str) -> None:
-        """A curve over some steps, given by number; a dashed one where it is a baseline."""
+    def points(
+        self, label: str, steps: np.ndarray, times: np.ndarray, values: np.ndarray, meaning: str
+    ) -> None:
+        """A curve over moments; a dashed one where it is a baseline."""
         index = thinned(values)
-        where = self.nearest(steps[index])
+        where = self.axes.when(steps[index], times[index])
         trace: Trace = {
             "type": "scatter",
             "mode": "lines" if meaning == "baseline" and len(index) > 1 else "lines+markers",
@@ -137,9 +152,15 @@ class Plot:
         self._add(trace, self.axes.at(index))
 
     def marks(
-        self, label: str, steps: np.ndarray, texts: Sequence[str], meaning: str, symbol: str
+        self,
+        label: str,
+        moments: Sequence[tuple[int, float]],
+        texts: Sequence[str],
+        meaning: str,
+        symbol: str,
     ) -> None:
-        """Signs in the lane below the curves."""
+        """Signs in the lane below the curves, at steps and times."""
+        steps, times = _columns(moments)
         if not len(steps):
             return
         if len(steps) > MAX_MARKS:
@@ -158,18 +179,47 @@ class Plot:
             "text": [texts[i] for i in index],
             "hovertemplate": "%{text}<extra></extra>",
         }
-        self._add(trace, self.nearest(steps[index]))
+        self._add(trace, self.axes.when(steps[index], times[index]))
 
-    def nearest(self, steps: np.ndarray) -> dict[str, Any]:
-        """Positions of step numbers; those that were not logged take the last one before."""
-        known = self.axes.steps
-        if not known.size:
-            zeros = packed(np.zeros(len(steps)))
-            return {"steps": packed(steps), "seconds": zeros, "wire": zeros}
-        order = np.argsort(known, kind="stable")
-        place = np.searchsorted(known[order], steps, side="right") - 1
-        index = order[np.clip(place, 0, len(order) - 1)]
-        return {**self.axes.at(index), "steps": packed(steps)}
+    def spots(
+        self,
+        label: str,
+        steps: np.ndarray,
+        times: np.ndarray,
+        values: np.ndarray,
+        texts: Sequence[str],
+        meaning: str,
+    ) -> None:
+        """Rings around values of a curve."""
+        trace = {
+            "type": "scatter",
+            "mode": "markers",
+            "name": label,
+            "y": packed(values),
+            "meta": meaning,
+            "marker": {"size": 11, "symbol": "circle-open"},
+            "text": list(texts),
+            "hovertemplate": "%{text}<extra></extra>",
+        }
+        self._add(trace, self.axes.when(steps, times))
+
+    def verticals(self, moments: Sequence[tuple[int, float]], meaning: str) -> None:
+        """Lines from top to bottom."""
+        steps, times = (np.repeat(column, 3) for column in _columns(moments[:MAX_MARKS]))
+        if not len(steps):
+            return
+        trace = {
+            "type": "scatter",
+            "mode": "lines",
+            "y": packed(np.tile([0.0, 1.0, np.nan], len(steps) // 3)),
+            "yaxis": "y3",
+            "meta": meaning,
+            "line": {"width": 1, "dash": "dot"},
+            "opacity": 0.7,
+            "hoverinfo": "skip",
+            "showlegend": False,
+        }
+        self._add(trace, self.axes.when(steps, times))
 
     def figure(
         self,
@@ -208,6 +258,13 @@ class Plot:
                 "fixedrange": True,
             }
             layout["xaxis"]["anchor"] = "y2"
+        if any(trace.get("yaxis") == "y3" for trace in self.data):
+            layout["yaxis3"] = {
+                "overlaying": "y",
+                "range": [0, 1],
+                "visible": False,
+                "fixedrange": True,
+            }
         return Figure(
             name=name,
             title=title,
@@ -217,3 +274,8 @@ class Plot:
             xs=self.xs,
             log_switch=log_switch,
         )
+
+
+def _columns(moments: Sequence[tuple[int, float]]) -> tuple[np.ndarray, np.ndarray]:
+    steps = np.array([step for step, _ in moments], dtype=np.int64)
+    return steps, np.array([t for _, t in moments], dtype=np.float64)

@@ -22,6 +22,7 @@ from ..runlog import (
     StepEvent,
     Summary,
 )
+from .ranks import Last, read_ranks
 
 
 class Run(msgspec.Struct, frozen=True, kw_only=True):
@@ -29,7 +30,8 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
 
     Times of events count from the first attempt on: an attempt whose clock starts anew follows
     the last event of the one before. `plan_json` is ``plan.json`` as it stands (it may hold
-    ``top``), `profile` ``profile.json`` as it stands. `missing` says what could not be read.
+    ``top``), `profile` ``profile.json`` as it stands. `ranks` tells what
+    ranks did last in attempts that broke off, `missing` says what could not be read.
     """
 
     folder: Path
@@ -45,6 +47,7 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     checkpoints: tuple[CheckpointEvent, ...]
     faults: tuple[FaultEvent, ...]
     restarts: tuple[RestartEvent, ...]
+    ranks: tuple[Last, ...] = ()
     missing: tuple[str, ...]
     written: datetime | None
 
@@ -110,6 +113,7 @@ def read_run(folder: Path) -> Run:
         checkpoints=tuple(event for event in events if isinstance(event, CheckpointEvent)),
         faults=tuple(event for event in events if isinstance(event, FaultEvent)),
         restarts=tuple(event for event in events if isinstance(event, RestartEvent)),
+        ranks=read_ranks(folder, missing),
         missing=tuple(missing),
         written=datetime.fromtimestamp(max(dates)).astimezone() if dates else None,
     )

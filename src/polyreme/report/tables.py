@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from .against import Against, w_of
+from .attempts import again_s, kept_skipped, restarts
 from .facts import (
     Prediction,
     beside_baseline,
@@ -24,6 +25,7 @@ from .facts import (
 )
 from .figures import BASELINES
 from .runs import Run
+from .trouble import place, restart_line, run_spikes, skipped_line
 from .words import UNKNOWN, count, factor, number, percent, seconds, size
 
 if TYPE_CHECKING:
@@ -116,6 +118,10 @@ def summary_json(run: Run) -> dict[str, Any]:
             }
             for found in predictions(run)
         ],
+        "restarts": [msgspec.to_builtins(each) for each in restarts(run)],
+        "again_s": again_s(run),
+        "skipped": kept_skipped(run),
+        "spikes": [msgspec.to_builtins(each) for each in run_spikes(run)],
         "faults": [msgspec.to_builtins(event) for event in run.faults],
         "missing": list(run.missing),
     }
@@ -222,6 +228,7 @@ def show_run(run: Run, console: Console) -> None:
     lines += [
         Text.assemble(("✗ ", "red"), _fault_text(run, index)) for index in range(len(run.faults))
     ]
+    lines += [Text(line, style="yellow") for line in (skipped_line(run), restart_line(run)) if line]
     lines += [_rich_factors(run), Text(meaning_of_w(run, parts), style="dim"), Text()]
     lines.append(_rich_rows(outcome_rows(run)))
     shares = time_shares(run)
@@ -321,10 +328,9 @@ def _fault_text(run: Run, index: int) -> str:
 def fault_place(run: Run, index: int) -> str:
     """Where and when a fault came: rank, operation, time."""
     event = run.faults[index]
-    parts = [f"on rank {event.rank}"] if event.rank is not None else []
-    parts += [f"in {event.op}"] if event.op else []
-    parts.append(f"after {seconds(event.t)}, attempt {event.attempt}")
-    return ", ".join(parts)
+    where = place(event)
+    when = f"after {seconds(event.t)}, attempt {event.attempt}"
+    return f"({where}; {when})" if where else f"({when})"
 
 
 def _why_no_mfu(run: Run) -> str:

@@ -10,7 +10,8 @@ from markupsafe import Markup
 
 from ..plan.describe import describe
 from ..plan.ir import Plan
-from . import figures, tables
+from . import figures, tables, trouble
+from .attempts import attempts
 from .drawing import devices_svg, order_svg, segments
 from .facts import (
     Share,
@@ -49,16 +50,19 @@ def run_view(run: Run, effectiveness: float | None = None) -> dict[str, Any]:
     parts = factors(run, effectiveness)
     bars = memory_bars(run)
     skipped = [event for event in run.steps if event.skipped]
+    spiked = trouble.run_spikes(run)
     return {
         "run": run,
         "what": what(run),
         "headline": headline(run),
         "hardware": run.summary.hardware if run.summary else run.profile.get("hardware", ""),
         "written": run.written.strftime("%Y-%m-%d %H:%M") if run.written else "",
-        "faults": [
-            {"what": event.what, "where": tables.fault_place(run, index)}
-            for index, event in enumerate(run.faults)
-        ],
+        "trouble": trouble.trouble(run),
+        "spikes_title": count(len(spiked), "spike") + " of the training loss",
+        "spikes": trouble.spike_rows(spiked),
+        "checkpoints": trouble.checkpoint_rows(run),
+        "checkpoints_line": trouble.checkpoint_line(run),
+        "checkpoint_heads": trouble.CHECKPOINT_HEADS,
         "w": product(parts),
         "factors": parts,
         "sentence": meaning_of_w(run, parts),
@@ -220,9 +224,8 @@ def _setup(run: Run) -> list[tuple[str, str]]:
     rows.append(("devices", "unknown" if total.devices is None else f"{total.devices:,}"))
     if total.workers is not None:
         rows.append(("workers (replicas)", f"{total.workers:,}"))
-    attempts = len({event.attempt for event in run.restarts})
-    if attempts > 1:
-        rows.append(("attempts", str(attempts)))
+    if attempts(run) > 1:
+        rows.append(("attempts", str(attempts(run))))
     if summary:
         rows += [(name, str(version)) for name, version in summary.versions.items()]
     if profile:

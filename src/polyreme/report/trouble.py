@@ -1,0 +1,149 @@
+"""What went wrong in a run, and what it cost: faults, restarts, skipped steps, failed saves."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+from ..runlog import FaultEvent
+from .attempts import again_s, attempts, kept_skipped, led_to_end, restarts
+from .ranks import aligned
+from .runs import Run
+from .spikes import Spike, spikes
+from .words import count, number, percent, seconds
+
+MAX_ROWS = 200  # of one table on the page
+MAX_IDS = 32  # sample numbers of one spike
+CHECKPOINT_HEADS = ("after", "checkpoint", "training stood still", "until it was complete", "")
+SAVE = "save"  # the operation of a fault in a checkpoint
+
+
+def trouble(run: Run) -> dict[str, Any] | None:
+    """The section "What went wrong"; None where nothing did."""
+    skipped, again = skipped_line(run), restarts(run)
+    if not (run.faults or again or skipped or run.ranks or run.status == "failed"):
+        return None
+    return {
+        "title": "This run failed." if run.status == "failed" else "Something went wrong.",
+        "lines": [line for line in (skipped, restart_line(run)) if line],
+        "faults": [
+            {
+                "when": f"{seconds(event.t)}, attempt {event.attempt}",
+                "where": place(event),
+                "what": event.what,
+                "stack": event.stack,
+            }
+            for event in run.faults[-MAX_ROWS:]
+        ],
+        "n_hidden": max(0, len(run.faults) - MAX_ROWS),
+        "restarts": [
+            (
+                str(each.attempt),
+                seconds(each.t),
+                f"step {each.step:,}" if each.step else "the start",
+                str(each.devices),
+                seconds(each.stopped_s),
+            )
+            for each in again[-MAX_ROWS:]
+        ],
+        "ranks": [aligned(last) for last in run.ranks],
+    }
+
+
+def place(event: FaultEvent) -> str:
+    """Rank and operation of a fault, as far as they are known."""
+    parts = [f"rank {event.rank}"] if event.rank is not None else []
+    parts += [event.op] if event.op else []
+    return ", ".join(parts)
+
+
+def skipped_line(run: Run) -> str:
+    """How many steps were skipped, and why most of them; empty where none was."""
+    n_skipped = kept_skipped(run)
+    if not n_skipped:
+        return ""
+    led = led_to_end(run)
+    n_steps = max(e.step for e, kept in zip(run.steps, led, strict=True) if kept)
+    kept = [e for e, kept in zip(run.steps, led, strict=True) if kept and e.skipped]
+    reason, n_same = Counter(event.reason or "not finite" for event in kept).most_common(1)[0]
+    why = f"because {reason}" if n_same == n_skipped else f"most because {reason}"
+    line = f"{n_skipped:,} of {count(n_steps, 'step')} ({percent(n_skipped / n_steps)}) "
+    line += f"{'was' if n_skipped == 1 else 'were'} skipped, {why}"
+    ranks = Counter(event.rank for event in kept if event.rank is not None)
+    if ranks:
+        rank, n_ranks = ranks.most_common(1)[0]
+        line += f" on rank {rank}" if n_ranks == n_skipped else f", on rank {rank} most often"
+    line += "."
+    if 2 * n_skipped > n_steps:
+        line = f"Most of this run taught the model nothing: {line}"
+    return line
+
+
+def restart_line(run: Run) -> str:
+    """How often training began again and what that cost; empty where it did not."""
+    again = restarts(run)
+    if not again:
+        return ""
+    stopped_s, repeat_s = sum(each.stopped_s for each in again), again_s(run)
+    return (
+        f"Training began again {count(len(again), 'time')}, in {count(attempts(run), 'attempt')}: "
+        f"{seconds(stopped_s)} passed until it went on, and {seconds(repeat_s)} went into steps "
+        "done again."
+    )
+
+
+def spike_rows(found: tuple[Spike, ...]) -> list[tuple[str, ...]]:
+    """Step, loss, what was usual, by how much it rose, and samples if they are logged."""
+    return [
+        (
+            f"{each.step:,}",
+            _steps(each),
+            number(each.loss),
+            number(each.usual),
+            f"+{number(each.rise)}",
+            _ids(each.sample_ids),
+        )
+        for each in found[:MAX_ROWS]
+    ]
+
+
+def run_spikes(run: Run) -> tuple[Spike, ...]:
+    """Spikes on the way to the run's end."""
+    led = led_to_end(run)
+    return spikes([event for event, kept in zip(run.steps, led, strict=True) if kept])
+
+
+def checkpoint_line(run: Run) -> str:
+    """How many checkpoints there were, and how long training stood still for all of them."""
+    failed = sum(event.op == SAVE for event in run.faults)
+    still_s = sum(event.seconds for event in run.checkpoints)
+    line = f"{count(len(run.checkpoints), 'checkpoint')}"
+    line += f" and {count(failed, 'failed save')}" if failed else ""
+    return f"{line}; training stood still for {seconds(still_s)} in all."
+
+
+def checkpoint_rows(run: Run) -> list[tuple[str, ...]]:
+    """Every checkpoint and every save that failed, in order of time."""
+    rows = [
+        (
+            event.t,
+            f"step {event.step:,}",
+            seconds(event.seconds),
+            "unknown" if event.write_s is None else seconds(event.write_s),
+            "",
+        )
+        for event in run.checkpoints
+    ]
+    rows += [(event.t, "failed", "", "", event.what) for event in run.faults if event.op == SAVE]
+    return [(seconds(row[0]), *row[1:]) for row in sorted(rows)[-MAX_ROWS:]]
+
+
+def _steps(each: Spike) -> str:
+    return f"{each.first:,}" if each.first == each.last else f"{each.first:,} to {each.last:,}"
+
+
+def _ids(ids: tuple[int, ...] | None) -> str:
+    if ids is None:
+        return "not logged"
+    shown = ", ".join(map(str, ids[:MAX_IDS]))
+    return shown + (f" and {len(ids) - MAX_IDS:,} more" if len(ids) > MAX_IDS else "")
