@@ -174,6 +174,46 @@ def check(
 
 
 @app.command()
+def verify(
+    spec: SpecFile,
+    overrides: Set = None,
+    plan: Annotated[Path | None, typer.Option("--plan", help="a plan file to verify")] = None,
+    devices: Devices = None,
+    steps: Annotated[int, typer.Option("--steps", min=1, help="how many steps")] = 3,
+    dtype: Annotated[
+        Literal["float64", "float32"], typer.Option("--dtype", help="what both compute in")
+    ] = "float64",
+    json: Json = False,
+) -> None:
+    """Hold a plan to a plain loop in one process: losses, gradients, parameters."""
+    passed = True
+
+    def command() -> Any:
+        nonlocal passed
+        from . import api
+
+        found = api.verify(
+            spec,
+            overrides=overrides or (),
+            devices=devices,
+            plan=plan,
+            steps=steps,
+            dtype=dtype,
+        )
+        passed = found.passed
+        if not json:
+            api.show_verification(found, _console())
+        if not passed:
+            typer.echo(f"polyreme: verification failed: {found.difference}", err=True)
+        return found
+
+    try:
+        _end(command, json)
+    except typer.Exit as ended:
+        raise typer.Exit(ended.exit_code or int(not passed)) from None
+
+
+@app.command()
 def report(
     runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="run folders")],
     out: Annotated[

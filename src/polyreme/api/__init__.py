@@ -19,6 +19,7 @@ from .show import show_listing as show_listing
 from .show import show_plans as show_plans
 from .show import show_profile as show_profile
 from .show import show_run as show_run
+from .show import show_verification as show_verification
 
 if TYPE_CHECKING:
     from ..graph.layer import LayerGraph
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from ..profile.record import Profile
     from ..runlog import Summary
     from ..sample import SampleSpec
+    from .verify import Dtype, Verification
 
 SpecLike = str | Path | Mapping[str, Any] | specs.Spec
 _AXES = ("replica", "shard", "tp", "cp", "ep", "pp")
@@ -230,6 +232,31 @@ def check(
     found = violations(_source(spec), overrides, plan, devices)
     if found:
         raise ConfigError(found)
+
+
+def verify(
+    spec: SpecLike,
+    *,
+    overrides: Sequence[str] = (),
+    devices: int | None = None,
+    plan: Path | Plan | None = None,
+    steps: int = 3,
+    dtype: Dtype = "float64",
+) -> Verification:
+    """Run the first steps of a plan beside a plain loop in one process, without dropout.
+
+    Without `plan` it is the spec's, by the kept profile or else by assumed costs. The losses and
+    gradients of all steps are compared on every rank, in float64 the parameters after them too.
+
+    Raises:
+        ConfigError: the spec is wrong, or the plan was made for something else.
+        Infeasible: no plan fits.
+        RunError: a step was not finite, or a process failed.
+    """
+    from .verify import verify as run
+
+    found = read(spec, overrides, devices=devices)
+    return run(found, devices=devices, plan=plan, n_steps=steps, dtype=dtype)
 
 
 def report(

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
 
     from ..plan.ir import Plan
     from ..profile.record import Profile
+    from .verify import Verification
 
 _MOST_LOST = 12
 
@@ -69,3 +70,20 @@ def show_listing(rows: Sequence[Mapping[str, str]], console: Console) -> None:
     for row in rows:
         table.add_row(row["name"], row["what"], row["source"])
     console.print(table)
+
+
+def show_verification(found: Verification, console: Console) -> None:
+    """The largest errors beside what they may be."""
+    from rich.table import Table
+
+    steps_ = "1 step" if found.steps == 1 else f"{found.steps} steps"
+    title = f"{found.plan}: {steps_} beside one process, {found.dtype}"
+    table = Table(title=title, title_justify="left")
+    for head in ("what", "largest error", "allowed"):
+        table.add_column(head)
+    table.add_row("loss", f"{found.max_loss_error:.1e}", f"{found.loss_tolerance:g}")
+    table.add_row("gradient", f"{found.max_grad_error:.1e}", f"{found.tolerance:g}")
+    held = f"{found.tolerance:g}" if found.dtype == "float64" else "(before the first step)"
+    table.add_row("parameter", f"{found.max_parameter_error:.1e}", held)
+    console.print(table)
+    console.print("passed" if found.passed else f"failed: {found.difference}", soft_wrap=True)

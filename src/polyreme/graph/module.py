@@ -59,7 +59,7 @@ def from_module(
 
 def from_factory(options: Python, sample: SampleSpec) -> LayerGraph:
     """What the user's function returns; drawn anew from the seed in every process."""
-    make = functools.lru_cache(maxsize=1)(functools.partial(_call, options))
+    make = functools.lru_cache(maxsize=1)(functools.partial(call_factory, options))
     made = make(0)
     if isinstance(made, LayerGraph):
         return made
@@ -104,7 +104,8 @@ class WithUnused(nn.Module):
         return self.part(*inputs)
 
 
-def _call(options: Python, seed: int) -> Any:
+def call_factory(options: Python, seed: int) -> Any:
+    """What the user's function returns, its random numbers drawn from the seed."""
     file, _, function = options.factory.rpartition(":")
     name = f"polyreme_model_{Path(file).stem}"
     spec = importlib.util.spec_from_file_location(name, file)

@@ -59,8 +59,10 @@ _NOTHING = Said()
 class OnGradients(Protocol):
     """Looks at the gradients of a step before they are clipped."""
 
-    def __call__(self, gradients: Mapping[str, torch.Tensor | None]) -> None:
-        """Mean gradients by whole-model name, on all ranks together.
+    def __call__(
+        self, gradients: Mapping[str, torch.Tensor | None], *, loss: float, weight: float
+    ) -> None:
+        """Mean gradients by whole-model name, on all ranks together; the step's loss and weight.
 
         A sharded one is a DTensor; None stands for a parameter that nothing used.
         """
@@ -266,7 +268,11 @@ class Driver:
                 parameter.master.grad = parameter.grad
         if self._on_gradients is not None:
             self._scale(coefficient)
-            self._on_gradients({p.name: p.master.grad for p in self._trainable})
+            self._on_gradients(
+                {p.name: p.master.grad for p in self._trainable},
+                loss=agreed.loss_sum / agreed.weight,
+                weight=agreed.weight,
+            )
             self._scale(clip)
         else:
             self._scale(coefficient * clip)

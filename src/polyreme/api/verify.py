@@ -1,0 +1,230 @@
+"""`polyreme verify`: the plan of a spec beside a plain loop in one process."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+import msgspec
+
+from .. import spec as specs
+from ..cluster.accelerator import Accelerator
+from ..cluster.types import Cluster
+from ..errors import PolyremeError
+from ..plan import store as plans
+from ..plan.describe import describe
+from ..plan.ir import Plan
+from ..runtime.launch import PRELOAD, Launcher
+from ..runtime.mesh import is_launched
+from . import steps
+from .problem import Problem, here, pose
+
+if TYPE_CHECKING:
+    from ..reference.loop import Reference
+    from ..runtime.job import Job
+    from ..runtime.mesh import World
+    from ..runtime.verify import Tolerance, Verdict
+
+Dtype = Literal["float64", "float32"]
+_PRELOAD = ("polyreme.api.verify", "polyreme.runtime.verify", "transformers.modeling_utils")
+_PRECISIONS: dict[Dtype, Literal["fp64", "fp32"]] = {"float64": "fp64", "float32": "fp32"}
+_LOSS_TOLERANCE = {"float64": 1e-9, "float32": 1e-5}
+_TOLERANCE = {"float64": 1e-9, "float32": 1e-4}
+
+
+class Verification(msgspec.Struct, frozen=True, kw_only=True):
+    """Whether a plan computes what one process computes, and the largest errors seen.
+
+    `max_grad_error` and `max_parameter_error` are norms of differences of one tensor, over the
+    larger of its norm and a thousandth of the norm over all; `tolerance` bounds them,
+    `loss_tolerance` the relative error of the loss. `first_parameter` is the first that differs
+    (None: none does, or the loss alone), `difference` says in words what, where and by how much.
+    """
+
+    passed: bool
+    dtype: Dtype
+    steps: int
+    max_loss_error: float
+    max_grad_error: float
+    max_parameter_error: float
+    first_parameter: str | None
+    difference: str | None
+    tolerance: float
+    loss_tolerance: float
+    plan: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trial:
+    """What ranks are told. Without a plan (under a launcher from outside) they choose it."""
+
+    spec: specs.Spec
+    cluster: Cluster
+    accelerator: Accelerator
+    plan: Plan | None
+    dtype: Dtype
+    n_steps: int
+
+
+def verify(
+    spec: specs.Spec,
+    *,
+    devices: int | None,
+    plan: Path | Plan | None,
+    n_steps: int,
+    dtype: Dtype,
+) -> Verification:
+    """See `api.verify`."""
+    named = plan or spec.parallel.plan
+    given = plans.load(Path(named)) if isinstance(named, str | Path) else named
+    cluster, accelerator = here(spec, None if is_launched() else devices)
+    trial = Trial(
+        spec=spec,
+        cluster=cluster,
+        accelerator=accelerator,
+        plan=given,
+        dtype=dtype,
+        n_steps=n_steps,
+    )
+    if is_launched():
+        return work(trial)
+    from .ranks import n_devices
+
+    with Launcher(preload=(*PRELOAD, *_PRELOAD)) as launcher:
+        problem = pose(spec, machines=(cluster, accelerator))
+        all_devices = steps.number_is_asked(spec, devices, accelerator)
+        chosen = _plan(problem, given, all_devices=all_devices)
+        results: list[Verification] = launcher.run(
+            work,
+            (dataclasses.replace(trial, plan=chosen),),
+            n_processes=n_devices(chosen),
+            timeout_s=spec.train.timeout_s,
+        )
+    return results[0]
+
+
+def work(trial: Trial) -> Verification:
+    """What each rank does."""
+    import torch
+
+    from ..runtime import mesh
+
+    accelerator, timeout_s = trial.accelerator, trial.spec.train.timeout_s
+    if accelerator.on_host:
+        torch.set_num_threads(1)
+    world = mesh.open(accelerator, timeout_s)
+    try:
+        problem = pose(trial.spec, machines=(trial.cluster, accelerator))
+        chosen = _on_first(world, lambda: _plan(problem, trial.plan, all_devices=True))
+        world.record.enter("training")
+        return beside_reference(problem, chosen, world, trial.dtype, trial.n_steps)
+    finally:
+        mesh.close(world)
+
+
+def beside_reference(
+    problem: Problem, plan: Plan, world: World, dtype: Dtype, n_steps: int
+) -> Verification:
+    """Verify a plan on all ranks together; the same on all."""
+    from ..runtime.verify import Tolerance
+    from ..runtime.verify import verify as beside
+
+    job = _job(problem, plan, dtype)
+    tolerance = Tolerance(
+        loss=_LOSS_TOLERANCE[dtype], tensor=_TOLERANCE[dtype], parameters=dtype == "float64"
+    )
+    oracle = _on_first_alone(world, lambda: _reference(problem, job, world))
+    verdict = beside(job, world, oracle, n_steps=n_steps, tolerance=tolerance)
+    return _verification(verdict, tolerance, dtype, plan)
+
+
+def _on_first(world: World, choose: Callable[[], Plan]) -> Plan:
+    """What rank 0 chooses, on all ranks; what it raises is raised on all."""
+    found: Plan | PolyremeError | None = None
+    if world.is_first:
+        try:
+            found = choose()
+        except PolyremeError as error:
+            found = error
+    found = world.gather(found)[0]
+    if isinstance(found, PolyremeError):
+        raise found
+    assert found is not None, "rank 0 gave something"
+    return found
+
+
+def _on_first_alone(world: World, make: Callable[[], Reference]) -> Reference | None:
+    with world.record.doing("making the reference"):
+        return make() if world.is_first else None
+
+
+def _plan(problem: Problem, given: Plan | None, *, all_devices: bool) -> Plan:
+    """The given plan, checked, or the best one by kept or else assumed costs."""
+    if given is not None:
+        return steps.given_plan(problem, given)
+    costs = steps.kept_profile(problem) or steps.assumed_profile(problem)
+    return steps.best_plans(problem, costs, all_devices=all_devices)[0]
+
+
+def _job(problem: Problem, plan: Plan, dtype: Dtype) -> Job:
+    """The run of the plan without dropout, in this dtype; buckets hold the same parameters."""
+    from ..graph.dropout import without_dropout
+    from ..runtime.job import Job
+
+    width = {"fp64": 8, "fp32": 4, "bf16": 4}  # bytes of a master parameter
+    precision = _PRECISIONS[dtype]
+    spec = problem.spec
+    return Job(
+        graph=without_dropout(problem.graph),
+        plan=msgspec.structs.replace(
+            plan,
+            precision=precision,
+            bucket_bytes=max(1, plan.bucket_bytes * width[precision] // width[plan.precision]),
+        ),
+        source=spec.data.open(spec.train.seq_len, spec.train.seed),
+        train=spec.train,
+        algorithm=spec.data_parallel,
+        partition=spec.data.partition,
+    )
+
+
+def _reference(problem: Problem, job: Job, world: World) -> Reference:
+    import torch
+
+    from ..reference.loop import Cut, Reference
+    from ..reference.model import plain
+    from ..runtime.apply.data import layout_of
+
+    spec, layout = problem.spec, layout_of(job.plan)
+    return Reference(
+        plain(spec.model, problem.graph, job.source.sample, spec.train.seed),
+        source=job.source,
+        order=steps.arranged(spec, job.source, n_workers=layout.replica),
+        cut=Cut(replica=layout.replica, shard=layout.shard, microbatches=job.plan.microbatches),
+        train=spec.train,
+        rule=spec.data_parallel.rule,
+        labels=problem.graph.labels,
+        fields=tuple(problem.graph.inputs),
+        dtype={"fp64": torch.float64, "fp32": torch.float32}[job.plan.precision],
+        device=world.device,
+    )
+
+
+def _verification(verdict: Verdict, tolerance: Tolerance, dtype: Dtype, plan: Plan) -> Verification:
+    first = verdict.first
+    return Verification(
+        passed=first is None,
+        dtype=dtype,
+        steps=verdict.steps,
+        max_loss_error=verdict.max_loss_error,
+        max_grad_error=verdict.max_grad_error,
+        max_parameter_error=verdict.max_parameter_error,
+        first_parameter=None if first is None else first.name,
+        difference=None if first is None else first.words,
+        tolerance=tolerance.tensor,
+        loss_tolerance=tolerance.loss,
+        plan=describe(plan),
+    )

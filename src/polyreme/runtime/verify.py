@@ -1,0 +1,288 @@
+"""Holds a run to a reference, step by step: losses, gradients, parameters, on every rank."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
+import msgspec
+import torch
+import torch.distributed as dist
+from torch.distributed.tensor import DTensor
+
+from ..errors import RunError
+from .job import Job
+from .loop import train
+from .mesh import World
+from .state import Progress, State
+
+_FLOOR = 1e-3  # of the norm over all tensors: below that a tensor is not held to its own norm
+
+
+class Oracle(Protocol):
+    """The same training in one process; steps count from 0."""
+
+    @property
+    def parameters(self) -> Mapping[str, torch.Tensor]:
+        """Parameters by whole-model name, with their gradients."""
+
+    def gradients(self, step: int) -> tuple[float, float]:
+        """Set the gradients of a step; its mean loss and the labels that carry it."""
+
+    def update(self, step: int) -> None:
+        """Update the parameters."""
+
+
+class Tolerance(msgspec.Struct, frozen=True, kw_only=True):
+    """What counts as the same.
+
+    `loss` bounds the relative error of a step's loss; `tensor` the norm of a difference, over the
+    tensor's own norm or a thousandth of the norm over all tensors, whichever is more.
+    `parameters` says whether parameters after the last step are held to it too.
+    """
+
+    loss: float
+    tensor: float
+    parameters: bool = True
+
+
+class Difference(msgspec.Struct, frozen=True, kw_only=True):
+    """What is not the same: the first of its kind, and in words how much and where."""
+
+    name: str | None
+    words: str
+
+
+class Verdict(msgspec.Struct, frozen=True, kw_only=True):
+    """The largest errors over all ranks and steps, and the first difference, if any."""
+
+    steps: int
+    max_loss_error: float = 0.0
+    max_grad_error: float = 0.0
+    max_parameter_error: float = 0.0
+    first: Difference | None = None
+
+
+class _Differs(Exception):
+    """Something is not the same: ends the run early, on all ranks."""
+
+
+def verify(
+    job: Job, world: World, oracle: Oracle | None, *, n_steps: int, tolerance: Tolerance
+) -> Verdict:
+    """Train up to `n_steps` steps beside the oracle, which rank 0 has; the same on all ranks.
+
+    Initial parameters are compared, then the loss, its weight and the mean gradients of every
+    step, then the parameters that came of it. The run ends at the first step that differs.
+
+    Raises RunError where a step was skipped as not finite.
+    """
+    assert world.is_first == (oracle is not None), "rank 0 has the oracle"
+    settings = msgspec.structs.replace(
+        job.train, eval_every=None, checkpoint_every=None, compile=False, max_skipped=0
+    )
+    lockstep = _Lockstep(world, oracle, n_steps, tolerance)
+    try:
+        outcome = train(
+            dataclasses.replace(job, train=settings, folder=None),
+            world,
+            stop=lockstep.is_last,
+            load=lockstep.compare_initial,
+            on_gradients=lockstep.compare_step,
+        )
+        if tolerance.parameters:
+            lockstep.compare_final(outcome.state)
+    except _Differs:
+        pass
+    except RunError as error:
+        raise RunError(f"the run cannot be verified: {error}") from error
+    return lockstep.verdict
+
+
+class _Lockstep:
+    """Compares on all ranks together; raises _Differs on all of them."""
+
+    def __init__(
+        self, world: World, oracle: Oracle | None, n_steps: int, tolerance: Tolerance
+    ) -> None:
+        self._world, self._oracle = world, oracle
+        self._n_steps, self._tolerance = n_steps, tolerance
+        self._names: tuple[str, ...] = ()
+        self.verdict = Verdict(steps=0)
+
+    def is_last(self) -> bool:
+        """Whether the step that begins is the last: then nothing is evaluated after it."""
+        return self.verdict.steps >= self._n_steps - 1
+
+    def compare_initial(self, state: State) -> Progress:
+        """Hold the parameters before the first step to the oracle's."""
+        masters = state.applied.masters
+        self._names = tuple(masters)
+        trained = {parameter.name for parameter in state.applied.trainable}
+        found = self._unmatched(masters, trained)
+        self._conclude(None if found is None else Difference(name=found[0], words=found[1]))
+        worst, wrong = self._errors(masters, self._expected())
+        self._note(max_parameter_error=worst)
+        self._conclude(_named(wrong, "initial value", "before the first step", self._tolerance))
+        return Progress()
+
+    def compare_step(
+        self, gradients: Mapping[str, torch.Tensor | None], *, loss: float, weight: float
+    ) -> None:
+        """Hold a step to the oracle's, then let the oracle take it too."""
+        number = self.verdict.steps + 1
+        before: Difference | None = None
+        expected: dict[str, torch.Tensor | None] = {}
+        if self._oracle is not None:
+            with self._world.record.doing("running the reference"):
+                known_loss, known_weight = self._oracle.gradients(number - 1)
+            before = self._loss(number, loss, weight, known_loss, known_weight)
+            parameters = self._oracle.parameters
+            expected = {name: parameters[name].grad for name in gradients}
+        ordered = {name: gradients[name] for name in self._names if name in gradients}
+        worst, wrong = self._errors(ordered, expected)
+        self._note(steps=number, max_grad_error=worst)
+        found = _named(wrong, "gradient", f"in step {number}", self._tolerance)
+        if found is not None and before is not None:
+            found = Difference(name=found.name, words=f"{found.words}; {before.words}")
+        self._conclude(found or before)
+        if self._oracle is not None:
+            self._oracle.update(number - 1)
+
+    def compare_final(self, state: State) -> None:
+        """Hold the parameters after the last step to the oracle's."""
+        worst, wrong = self._errors(state.applied.masters, self._expected())
+        self._note(max_parameter_error=worst)
+        when = f"after step {self.verdict.steps}"
+        self._conclude(_named(wrong, "value", when, self._tolerance))
+
+    def _expected(self) -> dict[str, torch.Tensor | None]:
+        return {} if self._oracle is None else dict(self._oracle.parameters)
+
+    def _unmatched(
+        self, masters: Mapping[str, torch.Tensor], trained: set[str]
+    ) -> tuple[str, str] | None:
+        """A parameter that only one of the two has or trains, or has in another shape."""
+        if self._oracle is None:
+            return None
+        known = self._oracle.parameters
+        covered = set()
+        for name, tensor in masters.items():
+            if name not in known:
+                return name, f"{name} is no parameter of the reference"
+            covered.add(id(known[name]))
+            if known[name].shape != tensor.shape:
+                return name, f"{name} has shape {list(tensor.shape)}, not {list(known[name].shape)}"
+            if known[name].requires_grad != (name in trained):
+                which = "the plan" if name in trained else "the reference"
+                return name, f"{name} is trained by {which} alone"
+        left = [name for name, tensor in known.items() if id(tensor) not in covered]
+        return (left[0], f"{left[0]} is no parameter of the plan") if left else None
+
+    def _loss(
+        self, number: int, loss: float, weight: float, known_loss: float, known_weight: float
+    ) -> Difference | None:
+        error = abs(loss - known_loss) / max(abs(known_loss), 1e-300)
+        self._note(max_loss_error=error)
+        words = []
+        if weight != known_weight:
+            words.append(f"{weight:g} labels carry loss, not {known_weight:g}")
+        if not error <= self._tolerance.loss:
+            words.append(f"the loss is {loss:.12g}, not {known_loss:.12g} ({error:.1e} relative)")
+        if not words:
+            return None
+        return Difference(name=None, words=f"in step {number} {' and '.join(words)}")
+
+    def _errors(
+        self,
+        tensors: Mapping[str, torch.Tensor | None],
+        expected: Mapping[str, torch.Tensor | None],
+    ) -> tuple[float, list[tuple[str, float, int]]]:
+        """The largest error, and (name, error, rank) of each tensor that differs, on rank 0.
+
+        Every rank holds what it has, gathered whole, to what rank 0 expects.
+        """
+        norms, own = [], []
+        for name, tensor in tensors.items():
+            difference, norm = self._difference(tensor, expected.get(name))
+            own.append(difference)
+            norms.append(norm)
+        ranks: list[list[float]] = self._world.gather(own)
+        floor = _FLOOR * math.hypot(*norms)
+        worst, wrong = 0.0, []
+        for index, name in enumerate(tensors):
+            scale = max(norms[index], floor)
+            errors = [_ratio(row[index], scale) for row in ranks]
+            rank = max(range(len(errors)), key=lambda at: _sortable(errors[at]))
+            worst = max(worst, errors[rank], key=_sortable)
+            if not errors[rank] <= self._tolerance.tensor:
+                wrong.append((name, errors[rank], rank))
+        return worst, wrong
+
+    def _difference(
+        self, tensor: torch.Tensor | None, expected: torch.Tensor | None
+    ) -> tuple[float, float]:
+        """Norms of this rank's difference and of what is expected; tensors are dropped at once.
+
+        None is what nothing used: all zero.
+        """
+        world = self._world
+        if tensor is None:
+            norm = 0.0 if expected is None else _norm(expected)
+            return norm, norm
+        whole = tensor.detach()
+        if isinstance(whole, DTensor):
+            with world.record.inside("all_gather", whole, world.n_ranks):
+                whole = whole.full_tensor()
+        target = torch.zeros_like(whole) if expected is None else expected.detach().clone()
+        if world.group is not None:
+            with world.record.inside("broadcast", target, world.n_ranks):
+                dist.broadcast(target, 0, group=world.group)
+        return _norm(whole - target), _norm(target)
+
+    def _note(self, **largest: float) -> None:
+        """Keep the larger of what was and what is found."""
+        kept = {
+            name: max(getattr(self.verdict, name), value, key=_sortable)
+            for name, value in largest.items()
+        }
+        self.verdict = msgspec.structs.replace(self.verdict, **kept)
+
+    def _conclude(self, found: Difference | None) -> None:
+        """Tell all ranks what rank 0 found."""
+        verdict = msgspec.structs.replace(self.verdict, first=found)
+        self.verdict = self._world.gather(verdict)[0]
+        if self.verdict.first is not None:
+            raise _Differs
+
+
+def _named(
+    wrong: Sequence[tuple[str, float, int]], what: str, when: str, tolerance: Tolerance
+) -> Difference | None:
+    """The first of what is wrong, in words."""
+    if not wrong:
+        return None
+    name, error, rank = wrong[0]
+    others = f"; {len(wrong) - 1} others differ too" if len(wrong) > 1 else ""
+    words = (
+        f"{when} the {what} of {name} differs by {error:.1e} on rank {rank}, "
+        f"more than {tolerance.tensor:g}{others}"
+    )
+    return Difference(name=name, words=words)
+
+
+def _norm(tensor: torch.Tensor) -> float:
+    return float(torch.linalg.vector_norm(tensor, dtype=torch.float64))
+
+
+def _ratio(difference: float, scale: float) -> float:
+    if difference == 0:
+        return 0.0
+    return difference / scale if scale else math.inf
+
+
+def _sortable(error: float) -> float:
+    """Errors by size; one that is no number is the largest."""
+    return math.inf if math.isnan(error) else error
