@@ -55,6 +55,16 @@ def from_fields(
     name: str, model_type: str, fields: Mapping[str, Any], task: Task | None, sample: SampleSpec
 ) -> LayerGraph:
     """A model of this type and configuration, with fresh weights."""
+    return from_config(name, configuration(model_type, fields, sample), task, sample)
+
+
+def configuration(
+    model_type: str, fields: Mapping[str, Any], sample: SampleSpec
+) -> PretrainedConfig:
+    """The configuration of these fields; what they leave open is the data's or the library's.
+
+    Raises ConfigError for a field or value that the library does not take.
+    """
     where, prefix, _ = _WHERE[model_type]
     module = importlib.import_module(f"transformers.models.{where}.configuration_{where}")
     text = "Text" if model_type.endswith("_text") else ""
@@ -76,10 +86,10 @@ def from_fields(
         )
     asked = {**_from_data(known, sample), **fields}
     try:
-        config = config_class(**asked)
+        config: PretrainedConfig = config_class(**asked)
     except Exception as error:  # the library has a class of errors of its own a version
         raise _refused(asked, error) from error
-    return from_config(name, config, task, sample)
+    return config
 
 
 def from_folder(folder: Path, task: Task | None, sample: SampleSpec) -> LayerGraph:
