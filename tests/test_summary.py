@@ -132,6 +132,42 @@ def test_work_done_twice_is_no_goodput():
     assert without.goodput == found.goodput
 
 
+def test_the_pause_before_a_restart_is_wall_time(tmp_path, monkeypatch):
+    """An attempt of 10 s dies, and the next writes its first event 30 s after that."""
+    clock = SimpleNamespace(time=lambda: now[0], monotonic=lambda: now[0])
+    monkeypatch.setattr(runlog, "time", clock)
+    now = [1000.0]
+    path = tmp_path / "log.jsonl"
+    first = runlog.Writer(path, attempt=0)
+    now[0] = 1010.0
+    first.write(step_event(1, step_s=8.0, t=first.t))
+    first.close()
+    now[0] = 1040.0
+    second = runlog.Writer(path, attempt=1, began_s=1010.0)
+    second.write(RestartEvent(t=second.t, attempt=1, step=0, devices=2))
+    now[0] = 1050.0
+    second.write(step_event(1, step_s=8.0, t=second.t, attempt=1))
+    second.close()
+    for wall_s in (None, 40.0):
+        found = summarise(runlog.read(path), _setting(600.0), status="done", wall_s=wall_s)
+        assert found.seconds == 50.0
+        assert found.goodput == pytest.approx(8.0 / 50.0)
+
+
+def test_a_step_skipped_and_then_done_again_is_useful_once():
+    skipped = step_event(2, step_s=5.0, t=6.0, loss=None, skipped=True, reason="nan", rank=0)
+    events = [
+        step_event(1, step_s=1.0, t=1.0),
+        skipped,
+        RestartEvent(t=8.0, attempt=1, step=0, devices=2),
+        step_event(1, step_s=1.0, t=9.0, attempt=1),
+        step_event(2, step_s=1.0, t=10.0, attempt=1),
+    ]
+    found = summarise(events, _setting(600.0), status="done")
+    assert found.goodput == pytest.approx(2.0 / 10.0)
+    assert (found.steps, found.samples) == (2, 16)
+
+
 def test_a_second_attempt_that_did_nothing_stands_where_it_began():
     events = [
         *(step_event(s) for s in range(1, 5)),

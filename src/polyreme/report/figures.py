@@ -38,7 +38,7 @@ def learning(run: Run) -> Figure | None:
             plot.line("training, smoothed", smoothed(loss), "loss", at=kept)
     for part in np.split(lost, np.flatnonzero(np.diff(lost) > 1) + 1) if len(lost) else ():
         plot.line("taken back by a restart", every[part], "restart", at=part, faint=True)
-        plot.data[-1]["showlegend"] = part[0] == lost[0]
+        plot.data[-1]["showlegend"] = bool(part[0] == lost[0])
     for name in _metric_names(run, loss=True):
         _metric(plot, run, name)
     _marks(plot, run)

@@ -108,9 +108,10 @@ def read_ranks(folder: Path, missing: list[str]) -> tuple[Last, ...]:
 
 
 def aligned(last: Last) -> Aligned:
-    """The last collectives of every rank, a column for each sequence number."""
+    """The last collectives of every rank, a column for each sequence number, the latest first."""
     by_rank = {rank.rank: {event.seq: event for event in rank.events} for rank in last.ranks}
-    seqs = sorted({seq for events in by_rank.values() for seq in events})[-MAX_SEQS:]
+    seqs = sorted({seq for events in by_rank.values() for seq in events}, reverse=True)
+    seqs = seqs[:MAX_SEQS]
     usual = {
         seq: Counter(events[seq].call for events in by_rank.values() if seq in events)
         for seq in seqs

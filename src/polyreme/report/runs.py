@@ -64,7 +64,7 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def covered(self) -> tuple[int, ...]:
         """How many steps each step event stands for (``train.log_every`` thins them)."""
-        starts = {event.attempt: event.step for event in self.restarts}
+        starts = {0: 0} | {event.attempt: event.step for event in self.restarts}
         counts = []
         attempt, last = None, 0
         for event in self.steps:

@@ -38,9 +38,10 @@ class Spike(msgspec.Struct, frozen=True, kw_only=True):
 def spikes(steps: Sequence[StepEvent]) -> tuple[Spike, ...]:
     """Spikes of steps in order, each done once.
 
-    A loss is one that exceeds the median of up to `WINDOW` finite losses before it by more than
-    `DEVIATIONS` times their scaled median absolute deviation, `LEAST_SHARE` of that median, and
-    `LEAST_RISE`. Neighbouring ones are one spike.
+    A loss is one that exceeds what is usual by more than `DEVIATIONS` times the deviation,
+    `LEAST_SHARE` of the usual, and `LEAST_RISE`. Usual is the median of up to `WINDOW` finite
+    losses before it, gone on along their trend if that rises; the deviation is their median
+    absolute one about the trend, scaled. Neighbouring ones are one spike.
     """
     known = [event for event in steps if event.loss is not None and np.isfinite(event.loss)]
     losses = np.array([event.loss for event in known], dtype=np.float64)
@@ -72,7 +73,7 @@ def spikes(steps: Sequence[StepEvent]) -> tuple[Spike, ...]:
 
 
 def usual_losses(losses: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """For each loss the median before it, and the rise that makes it a spike; NaN at first."""
+    """For each loss what was usual before it, and the rise that makes it a spike; NaN at first."""
     n = len(losses)
     middle, limit = np.full(n, np.nan), np.full(n, np.nan)
     for index in range(LEAST, min(WINDOW, n)):
@@ -85,7 +86,13 @@ def usual_losses(losses: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _measure(before: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    n = before.shape[1]
+    half = n // 2
+    first, last = (np.median(part, axis=1) for part in (before[:, :half], before[:, -half:]))
+    slope = (last - first) / (n - half)
     middle = np.median(before, axis=1)
-    deviation = _TO_SIGMA * np.median(np.abs(before - middle[:, None]), axis=1)
-    least = np.maximum(LEAST_SHARE * np.abs(middle), LEAST_RISE)
-    return middle, np.maximum(DEVIATIONS * deviation, least)
+    line = middle[:, None] + slope[:, None] * (np.arange(n) - (n - 1) / 2)
+    deviation = _TO_SIGMA * np.median(np.abs(before - line), axis=1)
+    usual = middle + np.maximum(slope, 0) * (n + 1) / 2
+    least = np.maximum(LEAST_SHARE * np.abs(usual), LEAST_RISE)
+    return usual, np.maximum(DEVIATIONS * deviation, least)

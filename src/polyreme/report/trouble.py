@@ -15,6 +15,10 @@ from .words import count, number, percent, seconds
 MAX_ROWS = 200  # of one table on the page
 MAX_IDS = 32  # sample numbers of one spike
 CHECKPOINT_HEADS = ("after", "checkpoint", "training stood still", "until it was complete", "")
+TITLES = {
+    "failed": "This run failed.",
+    "done": "There was trouble on the way; the run came to its end.",
+}
 SAVE = "save"  # the operation of a fault in a checkpoint
 
 
@@ -24,7 +28,7 @@ def trouble(run: Run) -> dict[str, Any] | None:
     if not (run.faults or again or skipped or run.ranks or run.status == "failed"):
         return None
     return {
-        "title": "This run failed." if run.status == "failed" else "Something went wrong.",
+        "title": TITLES.get(run.status, "Something went wrong."),
         "lines": [line for line in (skipped, restart_line(run)) if line],
         "faults": [
             {
@@ -85,8 +89,9 @@ def restart_line(run: Run) -> str:
     if not again:
         return ""
     stopped_s, repeat_s = sum(each.stopped_s for each in again), again_s(run)
+    times = "once" if len(again) == 1 else f"{len(again):,} times"
     return (
-        f"Training began again {count(len(again), 'time')}, in {count(attempts(run), 'attempt')}: "
+        f"Training began again {times} ({count(attempts(run), 'attempt')} in all): "
         f"{seconds(stopped_s)} passed until it went on, and {seconds(repeat_s)} went into steps "
         "done again."
     )
