@@ -15,7 +15,7 @@ from typing import Any
 __version__ = "0.1.0"
 
 _ROOMS = ("doctor", "graph", "plan", "profile", "report")
-_FUNCTIONS = ("train", "check", "verify")
+_FUNCTIONS = ("train", "check", "verify", "weights")
 _TYPES = ("SampleSpec", "TensorSpec")  # what `pr.graph` is told of a sample
 
 

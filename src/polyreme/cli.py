@@ -261,6 +261,38 @@ def doctor(json: Json = False) -> None:
         raise typer.Exit(ended.exit_code or int(broken)) from None
 
 
+@app.command()
+def weights(
+    direction: Annotated[Literal["import", "export"], typer.Argument(help="to or from polyreme")],
+    spec: SpecFile,
+    source: Annotated[
+        Path, typer.Option("--from", help="safetensors (import), a checkpoint or run (export)")
+    ],
+    to: Annotated[Path, typer.Option("--to", help="a new folder")],
+    overrides: Set = None,
+    dtype: Annotated[
+        Literal["float32", "bfloat16", "float16"] | None,
+        typer.Option("--dtype", help="cast an export's parameters [default: as they are]"),
+    ] = None,
+    json: Json = False,
+) -> None:
+    """Hugging Face's safetensors to a checkpoint that training resumes from, and back."""
+
+    def command() -> Any:
+        from . import api
+
+        moved = api.weights(
+            direction, spec, source=source, to=to, dtype=dtype, overrides=overrides or ()
+        )
+        if not json:
+            _console().print(
+                f"wrote {moved.tensors:,} tensors, {moved.n_bytes:,} bytes, to {moved.path}"
+            )
+        return moved
+
+    _end(command, json)
+
+
 @app.command(name="list")
 def list_(
     what: Annotated[

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from .. import spec as specs
 from ..errors import ConfigError, Violation
@@ -26,8 +26,10 @@ if TYPE_CHECKING:
     from ..plan.ir import Plan
     from ..profile.record import Profile
     from ..runlog import Summary
+    from ..runtime.weights import Moved
     from ..sample import SampleSpec
     from .verify import Dtype, Verification
+    from .weights import Cast
 
 SpecLike = str | Path | Mapping[str, Any] | specs.Spec
 _AXES = ("replica", "shard", "tp", "cp", "ep", "pp")
@@ -257,6 +259,30 @@ def verify(
 
     found = read(spec, overrides, devices=devices)
     return run(found, devices=devices, plan=plan, n_steps=steps, dtype=dtype)
+
+
+def weights(
+    direction: Literal["import", "export"],
+    spec: SpecLike,
+    *,
+    source: Path | str,
+    to: Path | str,
+    dtype: Cast | None = None,
+    overrides: Sequence[str] = (),
+) -> Moved:
+    """Make a checkpoint of Hugging Face's safetensors ("import"), or those of one ("export").
+
+    An import makes a run folder that `train` resumes from. `dtype` is what an export casts
+    floating-point parameters to.
+
+    Raises:
+        ConfigError: what is read is damaged or another model's, or `to` is taken.
+        RunError: it cannot be written.
+    """
+    from .weights import move_weights
+
+    found = read(spec, overrides, trusted=("data",))
+    return move_weights(direction, found, source=Path(source), to=Path(to), dtype=dtype)
 
 
 def report(

@@ -72,6 +72,12 @@ def posed(spec: Spec, there: Cluster, accelerator: Accelerator | None) -> Proble
     )
 
 
+def graph_of(spec: Spec) -> LayerGraph:
+    """The model of a spec, wherever it will be trained. Raises ConfigError for model and data."""
+    spec = matched(spec)
+    return spec.model.graph(_sample(spec))
+
+
 def machines_of(
     spec: Spec, cluster: str | None, devices: int | None
 ) -> tuple[Cluster, Accelerator | None]:

@@ -148,7 +148,15 @@ def _cut(
         raise ConfigError(found)
     parts = family.cut(skeleton, sample)
     fill = skeleton.fill if weights is None else skeleton.copying(weights)
-    return assemble(name, parts, sample, fill, aliases=skeleton.aliases, frozen=frozen)
+    return assemble(
+        name,
+        parts,
+        sample,
+        fill,
+        aliases=skeleton.aliases,
+        frozen=frozen,
+        library=skeleton,
+    )
 
 
 def _task_of(config: PretrainedConfig, class_name: str | None = None) -> Task:

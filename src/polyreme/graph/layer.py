@@ -16,6 +16,8 @@ from ..sample import TensorSpec
 if TYPE_CHECKING:
     from torch import nn
 
+    from .skeleton import Skeleton
+
 
 class Layer(msgspec.Struct, frozen=True, kw_only=True):
     """One node. `name` (``block.7``) is the key in profile, plan and checkpoint.
@@ -61,7 +63,8 @@ class LayerGraph:
     """Layers in topological order, with what builds them.
 
     `inputs` are the fields of a sample that the layers read, `output` names the logits
-    (``head.logits``), `labels` the field they are scored against.
+    (``head.logits``), `labels` the field they are scored against. `library` is the transformers
+    model that was cut, if one was.
     """
 
     def __init__(
@@ -73,12 +76,14 @@ class LayerGraph:
         output: str,
         builder: Builder,
         labels: str = "labels",
+        library: Skeleton | None = None,
     ) -> None:
         self.name = name
         self.layers = layers
         self.inputs = dict(inputs)
         self.output = output
         self.labels = labels
+        self.library = library
         self._builder = builder
         self._by_name = {layer.name: layer for layer in layers}
         assert len(self._by_name) == len(layers), "layer names must be unique"
@@ -94,6 +99,7 @@ class LayerGraph:
             output=self.output,
             builder=self._builder,
             labels=self.labels,
+            library=self.library,
         )
 
     def layer(self, name: str) -> Layer:

@@ -10,6 +10,7 @@ import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
@@ -18,6 +19,9 @@ from torch.nn.modules.batchnorm import _BatchNorm as BatchNorm
 from ..sample import SampleSpec, TensorSpec
 from .flops import counted
 from .layer import Layer, LayerGraph
+
+if TYPE_CHECKING:
+    from .skeleton import Skeleton
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,6 +55,7 @@ def assemble(
     aliases: Mapping[str, str] | None = None,
     frozen: frozenset[str] = frozenset(),
     played: Sequence[nn.Module] = (),
+    library: Skeleton | None = None,
 ) -> LayerGraph:
     """The graph of these parts; the last one's first output is the logits.
 
@@ -80,6 +85,7 @@ def assemble(
         inputs=inputs,
         output=f"{parts[-1].name}.{parts[-1].outputs[0]}",
         builder=PartsBuilder(parts, layers, fill, frozen),
+        library=library,
     )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -28,7 +28,7 @@ class FolderWeights:
         with torch.device("meta"):
             model = skeleton.model_class(skeleton.config)
         shapes = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
-        self._keys = _renamed(self._files, model)
+        self._keys = stored_names(self._files, model)
         for alias, owner in skeleton.aliases.items():
             if owner not in self._keys and alias in self._keys:
                 self._keys[owner] = self._keys[alias]
@@ -69,10 +69,10 @@ def _index(folder: Path) -> Mapping[str, Path]:
     return files
 
 
-def _renamed(files: Mapping[str, Path], model: Any) -> dict[str, str]:
-    """Whole-model name -> key in the files."""
+def stored_names(files: Collection[str], model: Any) -> dict[str, str]:
+    """Whole-model name -> key in the files, which may be named as an older model's are."""
     wanted = model.state_dict()
-    if wanted.keys() <= files.keys():
+    if wanted.keys() <= set(files):
         return {name: name for name in wanted}
     from transformers.conversion_mapping import get_model_conversion_mapping
     from transformers.core_model_loading import WeightRenaming, rename_source_key

@@ -30,6 +30,7 @@ from .mesh import World
 from .pieces import Index
 from .state import Progress, State
 
+EXTRA = "extra/"  # imported tensors that the library ignores; they are kept for the way back
 _FORMAT = 2
 _META = "meta.json"
 _INDEX = "index.json"
@@ -320,6 +321,6 @@ def _differences(
         elif stored.shape != tuple(tensor.shape):
             yield f"{name} is {list(stored.shape)} there and {list(tensor.shape)} here"
     for name in index.tensors:
-        if name not in everywhere:
+        if name not in everywhere and not name.startswith(EXTRA):
             yield f"{name} is unknown here"
     yield from _gaps(index)

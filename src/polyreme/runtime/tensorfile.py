@@ -61,7 +61,13 @@ def write(
         start, end = end, end + n_bytes
         header[name] = {"dtype": dtype, "shape": list(shape), "data_offsets": [start, end]}
     encoded = json.dumps(header).encode()
-    encoded += b" " * (-len(encoded) % 8)
+    return write_under(path, encoded + b" " * (-len(encoded) % 8), end, blocks)
+
+
+def write_under(
+    path: Path, encoded: bytes, n_bytes: int, blocks: Iterable[memoryview | bytes]
+) -> FileSum:
+    """Write a file, synced, with a header that is there already over `n_bytes` of tensors."""
     digest = hashlib.sha256()
     total = 0
     with path.open("wb") as file:
@@ -71,7 +77,7 @@ def write(
             total += len(block)
         file.flush()
         os.fsync(file.fileno())
-    assert total == 8 + len(encoded) + end, "as many bytes as stated"
+    assert total == 8 + len(encoded) + n_bytes, "as many bytes as stated"
     return FileSum(n_bytes=total, sha256=digest.hexdigest())
 
 
