@@ -80,6 +80,7 @@ class Reference:
         self._optimizer.zero_grad(set_to_none=True)
         batches = list(self._microbatches(step))
         weight = sum(int((labels != _NO_LOSS).sum()) for _, labels in batches)
+        n_labels = sum(labels.numel() for _, labels in batches)
         loss = 0.0
         for fields, labels in batches:
             logits = self._model(fields)
@@ -89,8 +90,13 @@ class Reference:
                 ignore_index=_NO_LOSS,
                 reduction="sum",
             )
-            (total / weight).backward()  # type: ignore[no-untyped-call]
+            # Norms of the library round to float32 in a float64 model too, on the way back as
+            # well: only gradients of the same scale round alike. The mean is taken afterwards.
+            (total / n_labels).backward()  # type: ignore[no-untyped-call]
             loss += total.item() / weight
+        for parameter in self._parameters:
+            if parameter.grad is not None:
+                parameter.grad *= n_labels / weight
         return loss, float(weight)
 
     def update(self, step: int) -> None:
