@@ -72,8 +72,17 @@ def test_a_thinned_log_counts_every_step(complete: Run) -> None:
     tenth = tuple(event for event in complete.steps if event.step % 10 == 0)
     thin = msgspec.structs.replace(complete, steps=tenth, summary=None)
     assert facts.totals(thin).samples == facts.totals(complete).samples
+    unsaid = msgspec.structs.replace(thin, restarts=())  # a first attempt logs no start
+    assert facts.totals(unsaid).samples == facts.totals(complete).samples
     target = parse_target("heldout_loss=2.2")
     assert reach(thin, target).samples == reach(complete, target).samples  # type: ignore[union-attr]
+
+
+def test_a_skipped_step_of_a_thinned_log_stands_for_itself_alone(complete: Run) -> None:
+    kept = tuple(event for event in complete.steps if event.skipped or event.step % 10 == 0)
+    thin = msgspec.structs.replace(complete, steps=kept)
+    counts = {e.step: n for e, n in zip(kept, thin.covered, strict=True)}
+    assert (counts[120], counts[127], counts[130], counts[140]) == (10, 1, 9, 10)
 
 
 def test_unknown_utilisation_makes_w_unknown_not_zero(complete: Run) -> None:

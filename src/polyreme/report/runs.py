@@ -63,15 +63,23 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def covered(self) -> tuple[int, ...]:
-        """How many steps each step event stands for (``train.log_every`` thins them)."""
+        """How many steps each step event stands for (``train.log_every`` thins them).
+
+        A skipped step is always logged; others that are not are told by the next that is.
+        """
         starts = {0: 0} | {event.attempt: event.step for event in self.restarts}
         counts = []
-        attempt, last = None, 0
+        attempt, told, n_skipped = None, 0, 0
         for event in self.steps:
             if event.attempt != attempt:
-                attempt, last = event.attempt, starts.get(event.attempt, event.step - 1)
-            counts.append(max(1, event.step - last))
-            last = event.step
+                attempt, n_skipped = event.attempt, 0
+                told = starts.get(event.attempt, event.step - 1)
+            if event.skipped:
+                counts.append(1)
+                n_skipped += 1
+            else:
+                counts.append(max(1, event.step - told - n_skipped))
+                told, n_skipped = event.step, 0
         return tuple(counts)
 
 
