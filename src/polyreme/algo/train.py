@@ -42,7 +42,8 @@ class Train(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
             all are ended; every other time limit of a run follows from it.
         restarts: How often a run is started anew from its newest checkpoint after a process died
             or stalled.
-        restart_wait_s: Seconds before the first restart; doubled each time, up to a minute.
+        restart_wait_s: Seconds before a restart; doubled each time that no checkpoint came
+            between, up to a minute.
         min_devices: Down to how many devices a restart may go where some are lost; unless given,
             it wants as many as before.
     """

@@ -149,7 +149,10 @@ class Attempts:
         broken without being gone.
         """
         least = self._train.min_devices
-        (n_there,) = self._launcher.run(count, (request.accelerator,), n_processes=1)
+        try:
+            (n_there,) = self._launcher.run(count, (request.accelerator,), n_processes=1)
+        except RankFailed:  # it was killed too
+            n_there = self._n_there
         left = self._indices
         if n_there < self._n_there:
             left = left[: min(len(left), n_there)]

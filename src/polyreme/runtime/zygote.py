@@ -201,13 +201,14 @@ def _be(request: Request, rank: int, box: Path, parent: int) -> None:
         code = end.code if isinstance(end.code, int) else int(end.code is not None)
         (box / f"{rank}.result").write_bytes(pickle.dumps(None))
     except BaseException as error:
+        backend = _is_backend(error.__cause__ or error, box / f"{rank}.record")
         failure = Failure(
             rank=rank,
             t=time.monotonic(),
             exit_code=1,
             traceback=traceback.format_exc(),
-            error=error if isinstance(error, PolyremeError) else None,
-            backend=_is_backend(error, box / f"{rank}.record"),
+            error=error if isinstance(error, PolyremeError) and not backend else None,
+            backend=backend,
         )
         (box / f"{rank}.error").write_bytes(pickle.dumps(failure))
     finally:
