@@ -188,7 +188,7 @@ def test_ranks_are_aligned_by_number_and_the_odd_one_is_marked(tmp_path: Path) -
     table = aligned(last)
     assert table.heads[:2] == ("#30", "#29")
     assert [row.odd for row in table.rows] == [False, False, True]
-    assert [row.cells[0].state for row in table.rows] == ["inside", "inside", "none"]
+    assert [row.cells[0].state for row in table.rows] == ["other", "other", "none"]
     assert [row.cells[1].state for row in table.rows] == ["done", "done", "inside"]
     assert "all_reduce sum [4, 2] float32" in table.rows[0].cells[0].full
     text = shown(render([folder], tmp_path / "report.html"))
@@ -200,6 +200,12 @@ def test_a_rank_that_called_something_else_is_marked(tmp_path: Path) -> None:
     write_ranks(tmp_path, [account(0, 9), account(1, 9, odd=True), account(2, 9)], None)
     (last,) = read_ranks(tmp_path, [])
     assert [row.cells[0].state for row in aligned(last).rows] == ["inside", "other", "inside"]
+
+
+def test_of_two_ranks_that_differ_neither_is_taken_for_right(tmp_path: Path) -> None:
+    write_ranks(tmp_path, [account(0, 9), account(1, 9, odd=True)], None)
+    (last,) = read_ranks(tmp_path, [])
+    assert [row.cells[0].state for row in aligned(last).rows] == ["other", "other"]
 
 
 def test_of_very_many_ranks_those_behind_are_shown(tmp_path: Path) -> None:

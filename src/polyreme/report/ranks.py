@@ -66,7 +66,8 @@ class Last(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Cell(msgspec.Struct, frozen=True, kw_only=True):
-    """A collective in the table: `state` is done, inside, other (than most called) or none."""
+    """A collective in the table: `state` is done, inside, other (than more than half called)
+    or none."""
 
     state: str
     short: str = ""
@@ -142,9 +143,8 @@ def aligned(last: Last) -> Aligned:
 def _cell(event: Told | None, calls: Counter[Call]) -> Cell:
     if event is None:
         return Cell(state="none", full="not called")
-    most, n_most = calls.most_common(1)[0]
     state = "done" if event.end_s is not None else "inside"
-    if event.call != most and n_most > calls[event.call]:
+    if 2 * calls[event.call] <= calls.total() and len(calls) > 1:
         state = "other"
     end = "never left" if event.end_s is None else f"left at {event.end_s:.3f} s"
     full = f"{event.words}, entered at {event.start_s:.3f} s, {end}"
