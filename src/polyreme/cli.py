@@ -200,6 +200,8 @@ def verify(
             steps=steps,
             dtype=dtype,
         )
+        if found is None:
+            return None
         passed = found.passed
         if not json:
             api.show_verification(found, _console())

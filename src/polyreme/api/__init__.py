@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from ..runlog import Summary
     from ..runtime.weights import Moved
     from ..sample import SampleSpec
-    from .verify import Dtype, Verification
+    from .verifying import Dtype, Verification
     from .weights import Cast
 
 SpecLike = str | Path | Mapping[str, Any] | specs.Spec
@@ -244,18 +244,19 @@ def verify(
     plan: Path | Plan | None = None,
     steps: int = 3,
     dtype: Dtype = "float64",
-) -> Verification:
+) -> Verification | None:
     """Run the first steps of a plan beside a plain loop in one process, without dropout.
 
     Without `plan` it is the spec's, by the kept profile or else by assumed costs. The losses and
     gradients of all steps are compared on every rank, in float64 the parameters after them too.
+    Under torchrun or Slurm this process joins as one rank, and only rank 0 gets the result.
 
     Raises:
         ConfigError: the spec is wrong, or the plan was made for something else.
         Infeasible: no plan fits.
         RunError: a step was not finite, or a process failed.
     """
-    from .verify import verify as run
+    from .verifying import verify as run
 
     found = read(spec, overrides, devices=devices)
     return run(found, devices=devices, plan=plan, n_steps=steps, dtype=dtype)

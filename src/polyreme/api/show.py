@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
     from ..plan.ir import Plan
     from ..profile.record import Profile
-    from .verify import Verification
+    from .verifying import Verification
 
 _MOST_LOST = 12
 

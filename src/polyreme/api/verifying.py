@@ -18,7 +18,7 @@ from ..plan import store as plans
 from ..plan.describe import describe
 from ..plan.ir import Plan
 from ..runtime.launch import PRELOAD, Launcher
-from ..runtime.mesh import is_launched
+from ..runtime.mesh import is_launched, read_place
 from . import steps
 from .problem import Problem, here, pose
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from ..runtime.verify import Tolerance, Verdict
 
 Dtype = Literal["float64", "float32"]
-_PRELOAD = ("polyreme.api.verify", "polyreme.runtime.verify", "transformers.modeling_utils")
+_PRELOAD = ("polyreme.api.verifying", "polyreme.runtime.verify", "transformers.modeling_utils")
 _PRECISIONS: dict[Dtype, Literal["fp64", "fp32"]] = {"float64": "fp64", "float32": "fp32"}
 _LOSS_TOLERANCE = {"float64": 1e-9, "float32": 1e-5}
 _TOLERANCE = {"float64": 1e-9, "float32": 1e-4}
@@ -76,7 +76,7 @@ def verify(
     plan: Path | Plan | None,
     n_steps: int,
     dtype: Dtype,
-) -> Verification:
+) -> Verification | None:
     """See `api.verify`."""
     named = plan or spec.parallel.plan
     given = plans.load(Path(named)) if isinstance(named, str | Path) else named
@@ -90,7 +90,8 @@ def verify(
         n_steps=n_steps,
     )
     if is_launched():
-        return work(trial)
+        found = work(trial)
+        return found if read_place().rank == 0 else None
     from .ranks import n_devices
 
     with Launcher(preload=(*PRELOAD, *_PRELOAD)) as launcher:
