@@ -176,6 +176,12 @@ def test_metrics_other_than_losses_get_a_plot(tmp_path: Path) -> None:
     assert "97 %" in shown(render([folder], tmp_path / "report.html"))
 
 
+def test_a_constant_learning_rate_is_not_drawn_as_zero(tmp_path: Path) -> None:
+    steps = [msgspec.structs.replace(e, lr=3e-3) for e in report_run.make_steps(20)]
+    found = figures.rates(read_run(report_run.write_run(tmp_path / "run", steps=steps)))
+    assert {figure.layout["yaxis"].get("rangemode") for figure in found} == {"tozero"}
+
+
 def test_whatever_was_assumed_is_marked(tmp_path: Path) -> None:
     steps = report_run.make_steps(10)
     summary = report_run.make_summary(steps, [])

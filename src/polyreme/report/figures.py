@@ -74,7 +74,7 @@ def rates(run: Run) -> tuple[Figure, ...]:
             plot = Plot(_axes(run))
             plot.line(title.lower(), values, colour, at=kept)
             alt = f"{title.lower()}, last {number(values[np.isfinite(values)][-1])}"
-            found.append(plot.figure(field, title, alt, ""))
+            found.append(plot.figure(field, title, alt, "", from_zero=True))
     return tuple(found)
 
 
