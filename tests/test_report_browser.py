@@ -14,6 +14,7 @@ import pytest
 
 import report_run
 from polyreme.report.page import render
+from test_report_trouble import account, restarted, write_ranks
 
 CHROMIUM = (
     shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
@@ -113,7 +114,10 @@ def test_pages_draw_everything_ask_for_nothing_and_fit_a_phone(tmp_path: Path) -
     compared = render(
         [run, failed], tmp_path / "two.html", reference=run, target="heldout_loss=2.4"
     )
+    broken = restarted(tmp_path / "restarted")
+    write_ranks(broken, [account(0, 30), account(1, 29)], None)
     pages = {
+        "restarted": (render([broken], tmp_path / "five.html"), 390),
         "wide": (one, 1440),
         "narrow": (one, 390),
         "failed": (render([failed], tmp_path / "three.html"), 390),
@@ -134,7 +138,8 @@ def test_pages_draw_everything_ask_for_nothing_and_fit_a_phone(tmp_path: Path) -
     single = ["overview", "learning", "speed", "memory", "prediction", "plan", "setup"]
     for name in ("wide", "narrow", "failed", "large"):
         assert [s for s in found[name]["sections"] if s in single] == single, name
-    assert "faults" in found["failed"]["sections"]
+    assert {"trouble", "checkpoints"} <= set(found["restarted"]["sections"])
+    assert "trouble" in found["failed"]["sections"]
     assert {"table", "reference", "learning", "speed", "memory", "setup"} <= set(
         found["compared"]["sections"]
     )

@@ -66,8 +66,10 @@ class Last(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Cell(msgspec.Struct, frozen=True, kw_only=True):
-    """A collective in the table: `state` is done, inside, other (than more than half called)
-    or none."""
+    """A collective in the table.
+
+    `state` is done, inside, other (not what more than half of the ranks called) or none.
+    """
 
     state: str
     short: str = ""
