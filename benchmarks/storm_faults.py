@@ -1,0 +1,59 @@
+"""Faults that a storm plants inside ranks; imported in the process that ranks are forked from.
+
+Where the folder that STORM_FAULTS names holds a file ``rank-R``, the next backward pass of that
+rank gives NaN: for the loss, or, where the file says "gradient", for the gradients alone.
+STORM_SKIP names steps in which the first rank's loss is NaN, for a run that is to skip the same
+steps as another.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from polyreme.runtime import driver
+
+FOLDER, SKIP = "STORM_FAULTS", "STORM_SKIP"
+_cross_entropy = driver.cross_entropy
+_accumulate = driver.Driver._accumulate
+_steps = [0]
+
+
+class _BadGradient(torch.autograd.Function):
+    """The value goes through, its gradient becomes NaN."""
+
+    @staticmethod
+    def forward(_: Any, value: torch.Tensor) -> torch.Tensor:
+        return value.clone()
+
+    @staticmethod
+    def backward(_: Any, gradient: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+        return gradient * torch.nan
+
+
+def _counted(
+    self: driver.Driver, microbatches: Sequence[driver.Microbatch], nominal_weight: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    _steps[0] += 1
+    return _accumulate(self, microbatches, nominal_weight)
+
+
+def _poisoned(logits: torch.Tensor, labels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    total, weight = _cross_entropy(logits, labels)
+    rank = os.environ["RANK"]
+    if rank == "0" and str(_steps[0]) in os.environ.get(SKIP, "").split(","):
+        return total * torch.nan, weight
+    order = Path(os.environ[FOLDER]) / f"rank-{rank}"
+    if not order.exists():
+        return total, weight
+    what = order.read_text()
+    order.unlink()
+    return (_BadGradient.apply(total) if what == "gradient" else total * torch.nan), weight
+
+
+driver.cross_entropy = _poisoned
+driver.Driver._accumulate = _counted  # type: ignore[method-assign]

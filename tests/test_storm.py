@@ -1,0 +1,18 @@
+"""A minute of `benchmarks/storm.py`: faults of every kind while a run trains on 4 processes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
+
+
+def test_a_run_through_a_storm_ends_with_the_bits_of_a_quiet_one(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    import storm
+
+    setting = storm.Setting(home=tmp_path, steps=120, seconds=24.0, n_events=6, seed=4, every=10)
+    weather, summary = storm.storm(setting, 0)
+    assert not weather.wrong
+    assert weather.events.total() >= 5
+    assert summary["steps"] == setting.steps
