@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import subprocess
 import sys
@@ -10,7 +11,7 @@ import msgspec
 import pytest
 
 from beside import Family, beside
-from polyreme.algo.rule import AdamW
+from polyreme.algo.rule import SGD, AdamW
 from polyreme.graph.options import MLP, CharLSTM, Python, ResNet20
 from polyreme.sample import SampleSpec, TensorSpec
 from test_graph_huggingface import CASES as LIBRARY
@@ -140,3 +141,11 @@ def test_a_user_s_module_is_run_whole(pool, tmp_path):
     case = Family(options=options, sample=FEATURES, plan={"shard": 2, "level": "grads"})
     found = _verified(pool, case)
     assert found.first is None, found.first
+
+
+def test_float32_runs_that_part_by_rounding_are_not_taken_for_a_fault(pool):
+    layout = {"replica": 3, "precision": "fp32"}
+    case = Family(options=ResNet20(width=4, blocks=2), sample=IMAGE, plan=layout, rule=SGD(lr=0.5))
+    found = _verified(pool, dataclasses.replace(case, steps=8), n_steps=8)
+    assert found.first is None, found.first
+    assert found.max_grad_error < 1e-5

@@ -40,12 +40,14 @@ class Tolerance(msgspec.Struct, frozen=True, kw_only=True):
 
     `loss` bounds the relative error of a step's loss; `tensor` the norm of a difference, over the
     tensor's own norm or a thousandth of the norm over all tensors, whichever is more.
-    `parameters` says whether parameters after the last step are held to it too.
+    With `updates` each takes its own steps, and parameters are compared after the last. Without,
+    the oracle starts each step from the run's parameters: where rounding is coarse, two runs part
+    on their own (a unit of ReLU that is on in one of them is enough).
     """
 
     loss: float
     tensor: float
-    parameters: bool = True
+    updates: bool = True
 
 
 class Difference(msgspec.Struct, frozen=True, kw_only=True):
@@ -92,7 +94,7 @@ def verify(
             load=lockstep.compare_initial,
             on_gradients=lockstep.compare_step,
         )
-        if tolerance.parameters:
+        if tolerance.updates:
             lockstep.compare_final(outcome.state)
     except _Differs:
         pass
@@ -109,7 +111,7 @@ class _Lockstep:
     ) -> None:
         self._world, self._oracle = world, oracle
         self._n_steps, self._tolerance = n_steps, tolerance
-        self._names: tuple[str, ...] = ()
+        self._state: State | None = None
         self.verdict = Verdict(steps=0)
 
     def is_last(self) -> bool:
@@ -118,8 +120,8 @@ class _Lockstep:
 
     def compare_initial(self, state: State) -> Progress:
         """Hold the parameters before the first step to the oracle's."""
+        self._state = state
         masters = state.applied.masters
-        self._names = tuple(masters)
         trained = {parameter.name for parameter in state.applied.trainable}
         found = self._unmatched(masters, trained)
         self._conclude(None if found is None else Difference(name=found[0], words=found[1]))
@@ -132,7 +134,10 @@ class _Lockstep:
         self, gradients: Mapping[str, torch.Tensor | None], *, loss: float, weight: float
     ) -> None:
         """Hold a step to the oracle's, then let the oracle take it too."""
-        number = self.verdict.steps + 1
+        assert self._state is not None, "initial values were compared"
+        masters, number = self._state.applied.masters, self.verdict.steps + 1
+        if number > 1 and not self._tolerance.updates:
+            self._follow(masters)
         before: Difference | None = None
         expected: dict[str, torch.Tensor | None] = {}
         if self._oracle is not None:
@@ -141,14 +146,14 @@ class _Lockstep:
             before = self._loss(number, loss, weight, known_loss, known_weight)
             parameters = self._oracle.parameters
             expected = {name: parameters[name].grad for name in gradients}
-        ordered = {name: gradients[name] for name in self._names if name in gradients}
+        ordered = {name: gradients[name] for name in masters if name in gradients}
         worst, wrong = self._errors(ordered, expected)
         self._note(steps=number, max_grad_error=worst)
         found = _named(wrong, "gradient", f"in step {number}", self._tolerance)
         if found is not None and before is not None:
             found = Difference(name=found.name, words=f"{found.words}; {before.words}")
         self._conclude(found or before)
-        if self._oracle is not None:
+        if self._oracle is not None and self._tolerance.updates:
             self._oracle.update(number - 1)
 
     def compare_final(self, state: State) -> None:
@@ -157,6 +162,14 @@ class _Lockstep:
         self._note(max_parameter_error=worst)
         when = f"after step {self.verdict.steps}"
         self._conclude(_named(wrong, "value", when, self._tolerance))
+
+    def _follow(self, masters: Mapping[str, torch.Tensor]) -> None:
+        """Give the oracle the parameters that the run is at."""
+        for name, tensor in masters.items():
+            whole = self._whole(tensor)
+            if self._oracle is not None:
+                with torch.no_grad():
+                    self._oracle.parameters[name].copy_(whole)
 
     def _expected(self) -> dict[str, torch.Tensor | None]:
         return {} if self._oracle is None else dict(self._oracle.parameters)
@@ -232,15 +245,19 @@ class _Lockstep:
         if tensor is None:
             norm = 0.0 if expected is None else _norm(expected)
             return norm, norm
-        whole = tensor.detach()
-        if isinstance(whole, DTensor):
-            with world.record.inside("all_gather", whole, world.n_ranks):
-                whole = whole.full_tensor()
+        whole = self._whole(tensor)
         target = torch.zeros_like(whole) if expected is None else expected.detach().clone()
         if world.group is not None:
             with world.record.inside("broadcast", target, world.n_ranks):
                 dist.broadcast(target, 0, group=world.group)
         return _norm(whole - target), _norm(target)
+
+    def _whole(self, tensor: torch.Tensor) -> torch.Tensor:
+        whole = tensor.detach()
+        if isinstance(whole, DTensor):
+            with self._world.record.inside("all_gather", whole, self._world.n_ranks):
+                return whole.full_tensor()
+        return whole
 
     def _note(self, **largest: float) -> None:
         """Keep the larger of what was and what is found."""
