@@ -177,6 +177,19 @@ def test_a_second_attempt_that_did_nothing_stands_where_it_began():
     assert (found.status, found.steps, found.samples) == ("failed", 2, 16)
 
 
+def test_an_evaluation_that_a_restart_took_back_is_not_the_result():
+    events = [
+        step_event(2),
+        EvalEvent(t=2.0, attempt=0, step=2, metrics={"heldout_loss": 1.5}),
+        step_event(4),
+        EvalEvent(t=4.0, attempt=0, step=4, metrics={"heldout_loss": 0.5}),
+        RestartEvent(t=9.0, attempt=1, step=3, devices=2),
+    ]
+    found = summarise(events, _setting(600.0), status="failed")
+    assert found.metrics == {"heldout_loss": 1.5}
+    assert summarise(events[:4], _setting(600.0), status="failed").metrics["heldout_loss"] == 0.5
+
+
 def test_a_skipped_step_is_no_goodput_and_no_loss():
     events = [
         step_event(1, loss=3.0),

@@ -81,7 +81,7 @@ def summarise(
         tokens=sum(event.tokens * n for event, n in kept),
         seconds=seconds,
         final_loss=next((e.loss for e, _ in reversed(kept) if e.loss is not None), None),
-        metrics=tally.metrics,
+        metrics=dict(tally.evals[-1].metrics) if tally.evals else {},
         step_s_median=median_s,
         throughput=throughput,
         mfu=_share(setting.graph, throughput, peak),
@@ -131,7 +131,7 @@ class _Tally:
     """
 
     kept: list[tuple[StepEvent, int]] = field(default_factory=list)
-    metrics: dict[str, float | None] = field(default_factory=dict)
+    evals: list[EvalEvent] = field(default_factory=list)  # of the way to the final weights
     position: int = 0  # the last step of the way to the final weights
     told: int = 0  # up to here `kept` stands for every step
     furthest: int = 0
@@ -157,7 +157,7 @@ class _Tally:
                 self._go_back(event.step - 1)
             self._step(event)
         elif isinstance(event, EvalEvent):
-            self.metrics = dict(event.metrics)
+            self.evals.append(event)
 
     def _step(self, event: StepEvent) -> None:
         # A skipped step is always logged; other steps that are not are told by the next that is.
@@ -176,6 +176,8 @@ class _Tally:
     def _go_back(self, step: int) -> None:
         while self.kept and self.kept[-1][0].step > step:
             self.kept.pop()
+        while self.evals and self.evals[-1].step > step:
+            self.evals.pop()
         self.position = step
         self.told = next((e.step for e, _ in reversed(self.kept) if not e.skipped), 0)
         self.skipped_since = sum(e.step > self.told for e, _ in self.kept)
