@@ -12,7 +12,7 @@ from polyreme.runtime.apply import data
 from polyreme.runtime.driver import Driver
 from polyreme.runtime.feed import Feed
 from polyreme.runtime.timing import Traffic
-from tiny import Case
+from tiny import Case, Head, Model
 
 
 def _verdict(pool, n, case, fault):
@@ -104,6 +104,24 @@ def clip_by_a_local_norm(world, put, job):
     put(Driver, "_judge", local)
 
 
+def forget_the_tie(world, put, job):
+    """The run's head reads the tied weight and gives it no gradient."""
+    apply, forward = loop.apply, Head.forward
+    heads = []
+
+    def keeping(*args, **kwargs):
+        applied = apply(*args, **kwargs)
+        heads.extend(module for module in applied.stage.modules() if isinstance(module, Head))
+        return applied
+
+    def forgetful(self, x):
+        ours = any(self is head for head in heads)
+        return self.norm(x) @ self.weight.detach().T if ours else forward(self, x)
+
+    put(loop, "apply", keeping)
+    put(Head, "forward", forgetful)
+
+
 def not_finite(world, put, job):
     agree, calls = Driver._agree, []
 
@@ -160,6 +178,14 @@ def test_a_weight_loaded_into_the_wrong_layer(pool, layout):
     found = _verdict(pool, 2, Case(plan=layout), load_into_the_wrong_layer)
     assert (found.steps, found.first.name) == (0, "block.1.up.weight")
     assert "before the first step" in found.first.words
+
+
+@pytest.mark.parametrize("layout", [{"replica": 2}, {"shard": 2, "level": "grads"}], ids=str)
+def test_a_tied_weight_that_gets_no_gradient_from_its_second_place(pool, layout):
+    found = _verdict(pool, 2, Case(model=Model(tied=True), plan=layout), forget_the_tie)
+    assert (found.steps, found.first.name) == (1, "embed.weight")
+    assert "others" not in found.first.words
+    assert found.max_loss_error < 1e-12
 
 
 def test_clipping_by_a_local_norm_is_seen_in_the_second_step(pool):
