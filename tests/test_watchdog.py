@@ -37,9 +37,9 @@ def _failure(launcher: Launcher, rank: int, how: str, n: int = 3) -> RankFailed:
 @pytest.mark.parametrize(
     ("how", "said", "frame"),
     [
-        ("sleep", "outside of any, counting", "in _misbehave"),
-        ("spin", "outside of any, counting", "in _misbehave"),
-        ("SIGSTOP", "its process is stopped", "in _misbehave"),
+        ("sleep", "outside of any, counting", "misbehave"),
+        ("spin", "outside of any, counting", "misbehave"),
+        ("SIGSTOP", "its process is stopped", "misbehave"),
     ],
 )
 def test_a_rank_that_does_not_come_is_named_with_its_stack(
@@ -172,6 +172,21 @@ def test_a_record_is_read_by_others_and_keeps_the_last(tmp_path: Path) -> None:
     assert all(event.end_s is not None for event in found.events[:-1])
     assert read(tmp_path / "4.record", 4).doing == "starting"
     assert waiting(tmp_path / "4.record") == (0, "starting")
+
+
+def test_behind_the_host_a_rank_stands_in_its_newest_until_it_has_waited(tmp_path: Path) -> None:
+    path = tmp_path / "0.record"
+    record = Record(path)
+    record.lags = True
+    first = record.begin("all_reduce sum", None, 2)
+    assert waiting(path)[0] == first
+    with record.inside("all_gather", None, 2, settles=False):
+        pass
+    record.end(first)
+    assert waiting(path)[0] == first + 1
+    with record.inside("all_reduce sum", None, 2):
+        pass
+    assert waiting(path)[0] == 0
 
 
 def _account(rank: int, seq: int, waits: int = 0, **more) -> Account:

@@ -278,10 +278,8 @@ def _world(
     if accelerator.on_host:
         torch.set_num_threads(1)
     world = mesh.open(accelerator, timeout_s, devices, watch=True)
-    try:
-        yield world
-    finally:
-        mesh.close(world)
+    yield world
+    mesh.close(world)  # after an error it could wait for collectives that never end
 
 
 def _on_first(world: World, make: Callable[[], _T]) -> _T:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Sequence
 from contextlib import nullcontext
@@ -80,6 +81,8 @@ def _launch(
         interrupted = isinstance(error, KeyboardInterrupt)
         if attempts.begun:
             if isinstance(error, PolyremeError):
+                # The page takes seconds; who is to blame is said before.
+                sys.stderr.write(f"polyreme: {str(error).splitlines()[0]}\n")
                 attempts.note(error)
             status: runlog.Status = "interrupted" if interrupted else "failed"
             conclude(spec, folder, status, attempts.machines)

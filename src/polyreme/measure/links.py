@@ -68,7 +68,7 @@ def measure_overlap(world: World) -> float:
     bucket = torch.zeros(bucket_bytes // 4, device=world.device)
 
     def reduce() -> None:
-        with world.record.inside("all_reduce sum", bucket, world.n_ranks):
+        with world.record.inside("all_reduce sum", bucket, world.n_ranks, settles=False):
             distributed.all_reduce(bucket, group=world.group)
 
     def multiply(times: int) -> Callable[[], None]:
@@ -80,7 +80,7 @@ def measure_overlap(world: World) -> float:
 
     def both(times: int) -> Callable[[], None]:
         def work() -> None:
-            with world.record.inside("all_reduce sum", bucket, world.n_ranks):
+            with world.record.inside("all_reduce sum", bucket, world.n_ranks, settles=False):
                 handle = distributed.all_reduce(bucket, group=world.group, async_op=True)
                 multiply(times)()
                 handle.wait()
@@ -132,7 +132,7 @@ def _call(
     }
 
     def call() -> None:
-        with world.record.inside(op, whole, n_devices):
+        with world.record.inside(op, whole, n_devices, settles=False):
             calls[op]()
 
     return call

@@ -173,6 +173,7 @@ def open(  # noqa: A001
                 box = watchdogs.home(apart)
                 record = Record(box / f"{place.rank}.record", place.rank)
                 watchdog = Watchdog(apart, box, record, place.n_ranks, timeout_s)
+            record.lags = not accelerator.on_host
             with record.inside("init_process_group", n_ranks=place.n_ranks):
                 dist.init_process_group(
                     accelerator.backend,

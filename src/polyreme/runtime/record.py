@@ -37,6 +37,7 @@ _SLOT = struct.Struct("<Qdd136s")  # sequence number, start, end (0: not yet), l
 _COUNT_AT, _WAIT_AT, _DOING_AT, _HOST_AT, _SLOTS_AT = 32, 48, 64, 128, 256
 _TIME_AT = struct.Struct("<d")
 _END_OFFSET = 16
+_FAILED = -1.0  # in place of when the wait began: the collective raised
 
 _Key = tuple[str, "torch.Size | None", "torch.dtype | None", int]
 Phase = Literal["starting", "begun", "training"]
@@ -95,7 +96,13 @@ class Record:
 
     A collective is begun, waited in and ended; `inside` does all three. An exception leaves it
     as it stood, which tells where it came from.
+
+    On devices that `lag` behind the host what has ended for the host is done only once the host
+    has waited for the device, and it may be held up anywhere before: there a rank stands in its
+    newest collective until one that it `settles` has ended.
     """
+
+    lags = False
 
     def __init__(self, path: Path | None = None, rank: int = 0) -> None:
         size = _SLOTS_AT + N_SLOTS * _SLOT.size
@@ -141,27 +148,45 @@ class Record:
         at = _SLOTS_AT + seq % N_SLOTS * _SLOT.size
         _SLOT.pack_into(self._memory, at, seq, time.time(), 0.0, label.text)
         _COUNT.pack_into(self._memory, _COUNT_AT, seq, self.trail)
+        if self.lags:
+            self.wait(seq)
         return seq
 
     def wait(self, seq: int) -> None:
         """The host stands still for that collective from here on."""
         _WAIT.pack_into(self._memory, _WAIT_AT, seq, time.time())
 
-    def end(self, seq: int) -> None:
-        """That collective is over."""
+    def end(self, seq: int, *, settles: bool = False) -> None:
+        """That collective is over for the host; `settles` says that the device has done it too."""
         at = _SLOTS_AT + seq % N_SLOTS * _SLOT.size
         _TIME_AT.pack_into(self._memory, at + _END_OFFSET, time.time())
-        _WAIT.pack_into(self._memory, _WAIT_AT, 0, 0.0)
+        if settles or not self.lags:
+            _WAIT.pack_into(self._memory, _WAIT_AT, 0, 0.0)
+
+    @contextmanager
+    def failing(self, seq: int) -> Iterator[None]:
+        """An error of the backend in here is one of that collective."""
+        try:
+            yield
+        except RuntimeError:
+            _WAIT.pack_into(self._memory, _WAIT_AT, seq, _FAILED)
+            raise
 
     @contextmanager
     def inside(
-        self, op: str, tensor: torch.Tensor | None = None, n_ranks: int = 0
+        self,
+        op: str,
+        tensor: torch.Tensor | None = None,
+        n_ranks: int = 0,
+        *,
+        settles: bool = True,
     ) -> Iterator[None]:
         """A collective that the host waits for."""
         seq = self.begin(op, tensor, n_ranks)
         self.wait(seq)
-        yield
-        self.end(seq)
+        with self.failing(seq):
+            yield
+        self.end(seq, settles=settles)
 
     @contextmanager
     def doing(self, what: str) -> Iterator[None]:
@@ -213,6 +238,15 @@ def waiting(path: Path) -> tuple[int, Phase]:
         return 0, "starting"
     seq: int = _WAIT.unpack_from(header, _WAIT_AT)[0]
     return seq, _PHASES[_WHO.unpack_from(header, 0)[2]]
+
+
+def failed(path: Path) -> bool:
+    """Whether a rank's collective raised an error."""
+    try:
+        found: float = _WAIT.unpack_from(path.read_bytes(), _WAIT_AT)[1]
+    except (OSError, struct.error):
+        return False
+    return found == _FAILED
 
 
 def process_state(pid: int) -> str:

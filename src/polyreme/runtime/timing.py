@@ -98,7 +98,7 @@ class Traffic:
         """Wait for what `start_all_reduce` began."""
         seq, work = started
         self.record.wait(seq)
-        with self.blocked():
+        with self.record.failing(seq), self.blocked():
             work.wait()
         self.record.end(seq)
 
@@ -112,7 +112,7 @@ class Traffic:
         n_ranks = group.size()
         self.count(tensor.nbytes, n_ranks, 2)
         name = f"all_reduce {'max' if op == dist.ReduceOp.MAX else 'sum'}"
-        with self.record.inside(name, tensor, n_ranks), self.blocked():
+        with self.record.inside(name, tensor, n_ranks, settles=False), self.blocked():
             dist.all_reduce(tensor, op=op, group=group)
 
     def sums(self, tensor: torch.Tensor, group: dist.ProcessGroup) -> list[float]:
@@ -148,7 +148,8 @@ class TimedAllGather(_fsdp_api.AllGather):
         """Gather all ranks' inputs into the output."""
         traffic, n_ranks = self._traffic, group.size()
         traffic.count(output_tensor.nbytes, n_ranks, 1)
-        with traffic.record.inside("all_gather", output_tensor, n_ranks), traffic.blocked():
+        inside = traffic.record.inside("all_gather", output_tensor, n_ranks, settles=False)
+        with inside, traffic.blocked():
             work: dist.Work | None = _all_gather(
                 output_tensor, input_tensor, group=group, async_op=async_op
             )
@@ -185,7 +186,8 @@ class TimedReduceScatter(_fsdp_api.ReduceScatter):
         traffic.count(input_tensor.nbytes, n_ranks, 1)
         traffic.note_given(input_tensor)
         traffic.n_reductions += 1
-        with traffic.record.inside("reduce_scatter", input_tensor, n_ranks), traffic.blocked():
+        inside = traffic.record.inside("reduce_scatter", input_tensor, n_ranks, settles=False)
+        with inside, traffic.blocked():
             work: dist.Work | None = _reduce_scatter(
                 output_tensor, input_tensor, op=op, group=group, async_op=async_op
             )

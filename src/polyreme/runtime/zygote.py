@@ -30,7 +30,7 @@ import msgspec
 
 from ..errors import PolyremeError
 from . import stacks
-from .record import RECORD, Account, waiting
+from .record import RECORD, Account, failed
 from .verdict import Verdict, difference, last_op
 from .watch import Watch, ended, results
 
@@ -226,9 +226,9 @@ def _is_backend(error: BaseException, record: Path) -> bool:
 
     kinds: list[type[BaseException]] = [torch.distributed.DistError]
     kinds += [kind] if (kind := getattr(torch, "AcceleratorError", None)) else []
-    if isinstance(error, tuple(kinds)):
-        return not isinstance(error, torch.OutOfMemoryError)
-    return isinstance(error, RuntimeError) and waiting(record)[0] > 0
+    if isinstance(error, torch.OutOfMemoryError):
+        return False
+    return isinstance(error, tuple(kinds)) or (isinstance(error, RuntimeError) and failed(record))
 
 
 def _die_with(parent: int) -> None:
