@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -110,22 +111,30 @@ class Buckets:
                 bucket.work = None
 
     def _hook(self, bucket: _Bucket, member: Replicated) -> Any:
+        """What a parameter calls when its gradient is there.
+
+        It holds all weakly: a tensor keeps its hooks where no collector of cycles sees them, and
+        with them would stay the model and the connections of its group.
+        """
         shared = member.working is member.master
+        all_of_it: Any = weakref.proxy(self)
+        its_bucket: Any = weakref.proxy(bucket)
+        own: Any = weakref.proxy(member)
 
         def collect(working: torch.Tensor) -> None:
             grad = working.grad
             assert grad is not None, "the hook runs after a gradient came"
-            if not member.used:
-                member.grad.copy_(grad)
-                member.used = True
+            if not own.used:
+                own.grad.copy_(grad)
+                own.used = True
             elif not shared:
-                member.grad.add_(grad)
+                own.grad.add_(grad)
             # In the master's own dtype later gradients add up in the bucket by themselves.
-            working.grad = member.grad if shared else None
-            if self._last:
-                bucket.n_ready += 1
-                if self._overlap:
-                    self._launch_ready()
+            working.grad = own.grad if shared else None
+            if all_of_it._last:
+                its_bucket.n_ready += 1
+                if all_of_it._overlap:
+                    all_of_it._launch_ready()
 
         return collect
 

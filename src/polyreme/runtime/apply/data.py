@@ -6,6 +6,7 @@ no more than one of them is whole at a time; their values do not depend on the l
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -349,10 +350,14 @@ def _only_looks_up(body: Body, slots: Iterable[Slot]) -> bool:
 
 
 def _watch(parameter: Sharded) -> Callable[[], None]:
-    """Notes in each backward pass that the gathered parameter got a gradient."""
+    """Notes in each backward pass that the gathered parameter got a gradient.
+
+    Weakly held, as hooks of tensors are out of the sight of the collector of cycles.
+    """
+    noted: Any = weakref.proxy(parameter)
 
     def note(_: torch.Tensor) -> None:
-        parameter.used = True
+        noted.used = True
 
     def watch() -> None:
         whole: Any = parameter.slot.tensor
