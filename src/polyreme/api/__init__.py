@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from ..runlog import Summary
     from ..runtime.weights import Moved
     from ..sample import SampleSpec
+    from .exchange import Cast
     from .verifying import Dtype, Verification
-    from .weights import Cast
 
 SpecLike = str | Path | Mapping[str, Any] | specs.Spec
 _AXES = ("replica", "shard", "tp", "cp", "ep", "pp")
@@ -280,7 +280,7 @@ def weights(
         ConfigError: what is read is damaged or another model's, or `to` is taken.
         RunError: it cannot be written.
     """
-    from .weights import move_weights
+    from .exchange import move_weights
 
     found = read(spec, overrides, trusted=("data",))
     return move_weights(direction, found, source=Path(source), to=Path(to), dtype=dtype)
