@@ -63,9 +63,17 @@ def launcher(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Launcher]:
 
 
 def _train(
-    launcher: Launcher, folder: Path, faults: dict[int, Fault], devices: int = 2, **settings: Any
+    launcher: Launcher,
+    folder: Path,
+    faults: dict[int, Fault],
+    *,
+    searched: bool = False,
+    **settings: Any,
 ) -> runlog.Summary:
-    """A run of STEPS steps that saves every fourth; attempt -> fault."""
+    """A run of STEPS steps that saves every fourth; attempt -> fault.
+
+    The plan is given, which saves measuring, unless it must be `searched`.
+    """
     shared = Shared(launcher, faults)
     spec = {
         "model": {"kind": "mlp", "hidden": [16]},
@@ -75,13 +83,16 @@ def _train(
             "global_batch": 12,
             "checkpoint_every": 4,
             "restart_wait_s": 0.0,
-            "timeout_s": 3.0,
+            "timeout_s": 30.0,  # where many share the cores ranks start far apart
             **settings,
         },
     }
+    plan = None
+    if not searched:
+        (plan, *_) = pr.plan(spec, assume=True, devices=2, overrides=["parallel.replica=2"])
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(training, "Launcher", lambda **_: shared)
-        found = pr.train(spec, out=folder, devices=devices)
+        found = pr.train(spec, out=folder, devices=2, plan=plan)
     assert found is not None
     return found
 
@@ -122,7 +133,7 @@ def test_a_killed_rank_costs_steps_but_not_the_result(launcher: Launcher, tmp_pa
 def test_what_another_attempt_may_mend_is_tried_again(
     launcher: Launcher, tmp_path: Path, how: str, said: str
 ) -> None:
-    found = _train(launcher, tmp_path, {0: Fault(1, 2, how)})
+    found = _train(launcher, tmp_path, {0: Fault(1, 2, how)}, timeout_s=6.0)
     assert found.status == "done"
     (fault,) = _events(tmp_path, runlog.FaultEvent)
     assert said in fault.what
@@ -147,6 +158,7 @@ def test_a_programs_own_error_is_not_tried_again(launcher: Launcher, tmp_path: P
     assert (fault.attempt, fault.rank) == (0, 1)
 
 
+@pytest.mark.long
 def test_restarts_end(launcher: Launcher, tmp_path: Path) -> None:
     faults = {attempt: Fault(0, 2, "SIGKILL") for attempt in range(9)}
     with pytest.raises(RankFailed, match="rank 0 of 2 was ended by SIGKILL"):
@@ -158,15 +170,17 @@ def test_restarts_end(launcher: Launcher, tmp_path: Path) -> None:
     ]
 
 
+@pytest.mark.long
 def test_a_rank_that_fails_again_is_left_out_where_that_is_allowed(
     launcher: Launcher, tmp_path: Path
 ) -> None:
     faults = {attempt: Fault(1, 2, "SIGKILL") for attempt in range(2)}
-    found = _train(launcher, tmp_path, faults, min_devices=1)
+    found = _train(launcher, tmp_path, faults, searched=True, min_devices=1)
     assert (found.status, found.devices, found.steps) == ("done", 1, STEPS)
     assert [e.devices for e in _events(tmp_path, runlog.RestartEvent)] == [2, 1]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("least", [1, None])
 def test_a_run_goes_on_with_the_devices_that_are_left(
     launcher: Launcher, tmp_path: Path, least: int | None, monkeypatch: pytest.MonkeyPatch
@@ -189,9 +203,9 @@ def test_a_run_goes_on_with_the_devices_that_are_left(
         faults = {0: Fault(0, 6, "SIGKILL")}
         if least is None:
             with pytest.raises(RunError, match=r"1 of 2 devices are left.*min_devices is not set"):
-                _train(launcher, tmp_path / "run", faults)
+                _train(launcher, tmp_path / "run", faults, searched=True)
         else:
-            found = _train(launcher, tmp_path / "run", faults, **settings)
+            found = _train(launcher, tmp_path / "run", faults, searched=True, **settings)
             assert (found.status, found.devices, found.steps) == ("done", 1, STEPS)
     finally:
         accelerator.unregister("shrinking")
@@ -236,7 +250,7 @@ def test_kills_of_any_rank_at_any_time_do_not_hang_a_run(
     storm = threading.Thread(target=kill)
     storm.start()
     try:
-        found = _train(launcher, tmp_path, {}, restarts=100, steps=400)
+        found = _train(launcher, tmp_path, {}, restarts=100, steps=400, timeout_s=4.0)
     finally:
         ended.set()
         storm.join()
