@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -13,11 +14,12 @@ from safetensors.torch import load_file
 
 from polyreme.algo.rule import SGD, AdamW
 from polyreme.algo.schedule import Cosine
-from polyreme.errors import ConfigError
+from polyreme.errors import ConfigError, RunError
 from polyreme.runtime import checkpoint, final, loop, tensorfile
 from polyreme.runtime.saver import Saver
 from polyreme.runtime.state import full_parameters
-from tiny import MOMENTUM, Case, Model
+from test_runtime_oddities import Poisoned, _scale_graph
+from tiny import MOMENTUM, Case, Model, plan
 
 STEPS, STOP = 5, 2
 
@@ -67,14 +69,22 @@ def test_resuming_is_bitwise_the_unbroken_run(pool, tmp_path, rule, n, layout):
     [
         ((4, {"replica": 2, "shard": 2, "level": "grads"}), (1, {})),
         ((2, {"replica": 2}), (3, {"shard": 3, "level": "params"})),
+        ((4, {"replica": 4}), (2, {"replica": 2})),
+        ((4, {"shard": 4, "level": "optimizer"}), (3, {"replica": 3})),
+        ((1, {}), (4, {"replica": 2, "shard": 2, "level": "params"})),
     ],
 )
 def test_another_layout_goes_on_with_the_same_run(pool, tmp_path, before, after):
     model = Model(tied=True, gain=True, frozen=True)
     first, second = (Case(model, layout, rule=AdamW(lr=0.05)) for _, layout in (before, after))
-    unbroken, _ = pool(1).run(_run, Case(model, rule=AdamW(lr=0.05)), tmp_path / "a")[0]
+    unbroken, loss = pool(1).run(_run, Case(model, rule=AdamW(lr=0.05)), tmp_path / "a")[0]
     pool(before[0]).run(_run, first, tmp_path / "b", STOP)
-    resumed, _ = pool(after[0]).run(_run, second, tmp_path / "b", STEPS, True)[0]
+    _, next_loss = pool(1).run(_run, Case(model, rule=AdamW(lr=0.05)), tmp_path / "c", STOP + 1)[0]
+    shutil.copytree(tmp_path / "b", tmp_path / "d")
+    _, found = pool(after[0]).run(_run, second, tmp_path / "d", STOP + 1, True)[0]
+    assert found == pytest.approx(next_loss, rel=1e-12)
+    resumed, found = pool(after[0]).run(_run, second, tmp_path / "b", STEPS, True)[0]
+    assert found == pytest.approx(loss, rel=1e-9)
     for name, tensor in unbroken.items():
         torch.testing.assert_close(resumed[name], tensor, rtol=1e-9, atol=1e-12)
 
@@ -84,6 +94,40 @@ def test_another_rule_is_refused_by_the_state_it_lacks(pool, tmp_path):
     (failure,) = pool(1).outcomes(_run, Case(rule=AdamW()), tmp_path, STEPS, True)
     assert isinstance(failure.error, ConfigError)
     assert "optimizer/embed.weight/exp_avg is not in it" in str(failure.error)
+
+
+def _skipping(world, run: Path, until: int | None):
+    """What ends a run whose samples are all not finite, or how far it came."""
+    case = Case(steps=8, global_batch=4, settings={"max_skipped": 3})
+    job = dataclasses.replace(case.job(), source=Poisoned(list(range(40))), graph=_scale_graph())
+    job = dataclasses.replace(job, plan=plan(job.graph, global_batch=4))
+    newest, asked = checkpoint.newest(run), [0]
+
+    def stop() -> bool:
+        asked[0] += 1
+        return asked[0] == until
+
+    try:
+        loop.train(
+            job,
+            world,
+            stop=stop,
+            save=Saver(run, job.graph, world, keep=2),
+            load=(lambda state: checkpoint.load(state, newest, graph=job.graph))
+            if newest
+            else None,
+        )
+    except RunError as error:
+        return str(error)
+    return checkpoint.read_meta(checkpoint.newest(run)).progress
+
+
+def test_steps_skipped_in_a_row_are_counted_across_a_break(pool, tmp_path):
+    """The fourth is one too many, though the run was broken off after the second."""
+    (progress,) = pool(1).run(_skipping, tmp_path, 2)
+    assert (progress.step, progress.skipped_in_row) == (2, 2)
+    (said,) = pool(1).run(_skipping, tmp_path, None)
+    assert said.startswith("step 4: 4 steps in a row were skipped")
 
 
 def _final(world, case: Case, run: Path, limit_bytes: int | None = final.LIMIT_BYTES):
