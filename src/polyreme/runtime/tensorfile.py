@@ -26,7 +26,7 @@ NAMES = {
     torch.uint8: "U8",
     torch.bool: "BOOL",
 }
-_BLOCK_BYTES = 2**24
+_BLOCK_BYTES = 2**20
 
 
 class FileSum(msgspec.Struct, frozen=True, kw_only=True):
