@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import msgspec
 import typer
 
-from .errors import ConfigError, Infeasible, PolyremeError, Violation
+from .errors import ConfigError, PolyremeError, Violation
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -341,7 +341,7 @@ def _end(command: Callable[[], Any], json: bool) -> None:
     except PolyremeError as error:
         typer.echo(f"polyreme: {error}", err=True)
         if json:
-            typer.echo(msgspec.json.encode(_errors(error)).decode())
+            typer.echo(msgspec.json.encode(error.as_json()).decode())
         raise typer.Exit(error.exit_code) from None
     except KeyboardInterrupt:
         typer.echo("polyreme: interrupted", err=True)
@@ -366,23 +366,6 @@ def _readable(command: Callable[[], Any]) -> Any:
             legal="a path that is there and may be used",
         )
         raise ConfigError([violation]) from error
-
-
-def _errors(error: PolyremeError) -> dict[str, Any]:
-    if isinstance(error, ConfigError):
-        return {"errors": error.violations}
-    found: dict[str, Any] = {
-        "errors": [Violation(path="", value=None, rule=str(error), legal="")],
-    }
-    if isinstance(error, Infeasible):
-        found["infeasible"] = {
-            "layer": error.layer,
-            "device": error.device,
-            "have_bytes": error.have_bytes,
-            "need_bytes": error.need_bytes,
-            "ways_out": error.ways_out,
-        }
-    return found
 
 
 def main() -> None:

@@ -72,6 +72,10 @@ class PolyremeError(Exception):
 
     exit_code = 1
 
+    def as_json(self) -> dict[str, Any]:
+        """What a command prints of it under ``--json``."""
+        return {"errors": [Violation(path="", value=None, rule=str(self), legal="")]}
+
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickled whole, whatever the constructor asks for: errors cross processes."""
         return _restored, (type(self), self.args, self.__dict__)
@@ -93,6 +97,10 @@ class ConfigError(PolyremeError):
     def __init__(self, violations: Sequence[Violation]) -> None:
         self.violations = tuple(violations)
         super().__init__("\n".join(str(violation) for violation in self.violations))
+
+    def as_json(self) -> dict[str, Any]:
+        """Every violation."""
+        return {"errors": self.violations}
 
 
 class Infeasible(PolyremeError):
@@ -121,6 +129,17 @@ class Infeasible(PolyremeError):
             f'no plan fits: layer "{layer}" is the tightest; {device} has {have_bytes:,} bytes '
             f"and {need:,} are needed ({causes}). Ways out: {out}."
         )
+
+    def as_json(self) -> dict[str, Any]:
+        """The message, and what it is made of."""
+        parts = {
+            "layer": self.layer,
+            "device": self.device,
+            "have_bytes": self.have_bytes,
+            "need_bytes": self.need_bytes,
+            "ways_out": self.ways_out,
+        }
+        return {**super().as_json(), "infeasible": parts}
 
 
 class RunError(PolyremeError):
