@@ -17,7 +17,7 @@ import torch
 from polyreme.algo.rule import AdamW
 from polyreme.errors import RunError
 from polyreme.runlog import CheckpointEvent, EvalEvent, FaultEvent, StepEvent
-from polyreme.runtime import checkpoint, loop, tensorfile
+from polyreme.runtime import checkpoint, driver, loop, tensorfile
 from polyreme.runtime.final import save_final
 from polyreme.runtime.saver import Saver
 from polyreme.runtime.state import full_parameters
@@ -186,18 +186,16 @@ def _slow_disk(world, case, run):
     job = replace(case, settings=settings).job()
     record = Watching()
     saver = Saver(run, job.graph, world, keep=5, log=record)
-    heard = saver.heard
     steps = [0]
 
-    def counted(stages):
+    def counted():
         steps[0] += 1
         if steps[0] == STEPS:
             go.set()
-        heard(stages)
+        return False
 
-    saver.heard = counted
     try:
-        loop.train(job, world, log=record, save=saver)
+        loop.train(job, world, log=record, stop=counted, save=saver)
     finally:
         tensorfile.write = write
     return seen
@@ -315,6 +313,32 @@ def test_asked_to_stop_while_it_evaluates_a_run_saves_and_ends(
     assert checkpoint.newest(tmp_path).name == f"step-{steps}"
     _, ended, _ = pool(2).run(_resumed, case, tmp_path)[0]
     assert ended == ("done", STEPS)
+
+
+def _ask_in_step(world, case, run, at):
+    """One rank is asked to stop while it computes step `at`."""
+    case, settings = case
+    job = replace(case, settings=settings).job()
+    cross_entropy, steps = driver.cross_entropy, [0]
+
+    def counted(*args):
+        steps[0] += 1
+        return cross_entropy(*args)
+
+    driver.cross_entropy = counted
+    saver = Saver(run, job.graph, world, keep=2)
+    try:
+        outcome = loop.train(
+            job, world, stop=lambda: world.rank == 1 and steps[0] == at, save=saver
+        )
+    finally:
+        driver.cross_entropy = cross_entropy
+    return outcome.status, outcome.steps
+
+
+def test_asked_to_stop_within_a_step_a_run_ends_with_it(pool, tmp_path):
+    assert pool(2).run(_ask_in_step, _case(), tmp_path, 3) == [("interrupted", 3)] * 2
+    assert checkpoint.newest(tmp_path).name == "step-3"
 
 
 def _final_on_full_disk(world, case, run):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from itertools import islice
@@ -51,9 +51,6 @@ class Said:
     stop: bool = False
     save: int = 0
     trail: int = 0
-
-
-_NOTHING = Said()
 
 
 class OnGradients(Protocol):
@@ -147,18 +144,18 @@ class Driver:
         *,
         nominal_weight: float,
         rate_factor: float = 1.0,
-        say: Said = _NOTHING,
+        say: Callable[[], Said] = Said,
     ) -> StepResult:
         """Accumulate gradients over the microbatches, agree with all ranks, update.
 
         `nominal_weight` (labels that would carry loss if all did, over all ranks) scales the
         backward pass; the exact weight corrects it afterwards. `rate_factor` multiplies the
-        rule's rates. `say` is told to all ranks.
+        rule's rates. What `say` gives after the backward pass is told to all ranks.
         """
         profiled = nullcontext() if self._device_times is None else self._device_times.step()
         with profiled, self._buffers_kept() as restore:
             loss_sum, weight = self._accumulate(microbatches, nominal_weight)
-            agreed = self._agree(loss_sum, weight, say)
+            agreed = self._agree(loss_sum, weight, say())
             reason, bad_ranks, norm = self._judge(agreed, nominal_weight)
             if reason is None:
                 self._update(agreed, norm, nominal_weight, rate_factor)

@@ -220,10 +220,7 @@ class _Run:
             self.feed.to_device(read, with_fillers=bool(self.applied.units)),
             nominal_weight=float(n_samples * self.feed.labels_per_sample),
             rate_factor=factor,
-            say=Said(
-                stop=self.stop is not None and self.stop(),
-                save=0 if self.save is None else self.save.stage,
-            ),
+            say=self._said,
         )
         if len({said.trail for said in result.said}) > 1:
             raise diverged(self.world)
@@ -251,6 +248,12 @@ class _Run:
         if self.state.progress.skipped_in_row == self.n_steps:
             raise self._not_finite("every step of the run was skipped", result, read)
         return result
+
+    def _said(self) -> Said:
+        return Said(
+            stop=self.stop is not None and self.stop(),
+            save=0 if self.save is None else self.save.stage,
+        )
 
     def _not_finite(self, rule: str, result: StepResult, read: _Read) -> RunError:
         """The error that ends a run, the same on all ranks; those to blame keep their samples."""
