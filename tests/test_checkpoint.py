@@ -172,6 +172,10 @@ def test_saving_a_step_again_replaces_it(tmp_path):
     state = FakeState(LONE, Progress(), {"param/x": torch.tensor(0.0)})
     checkpoint.load(state, tmp_path / "checkpoints" / "step-4", graph=GRAPH)
     assert state.named["param/x"] == 2.0
+    assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir()) == [
+        "latest",
+        "step-4",
+    ]
 
 
 def test_without_a_pointer_the_highest_complete_step_counts(tmp_path):

@@ -101,6 +101,7 @@ def complete(partial: Path, meta: Meta) -> Path:
     write_synced(home / ".latest.partial", folder.name.encode())
     (home / ".latest.partial").replace(home / "latest")
     sync_folder(home)
+    shutil.rmtree(_replaced(folder), ignore_errors=True)
     return folder
 
 
