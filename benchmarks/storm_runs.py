@@ -114,6 +114,8 @@ def start(
 
 def quiet(setting: Setting, seed: int, skip: Sequence[int] = ()) -> Path:
     """A run that nothing disturbs, but for steps that are skipped."""
+    for order in (setting.home / "faults").glob("rank-*"):
+        order.unlink()  # a storm's last one, which its run did not live to obey
     name = f"quiet-{seed}" if not skip else f"quiet-{seed}-skipping"
     spec = write_spec(setting, seed)
     code = start(setting, spec, setting.home / name, name, skip).wait()
