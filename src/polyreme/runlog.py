@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -226,9 +227,23 @@ def read(path: Path) -> Iterator[Event]:
 
 
 def save_summary(summary: Summary, folder: Path) -> Path:
-    """Write ``summary.json`` into a run folder; it appears whole."""
-    path = folder / "summary.json"
-    partial = folder / ".summary.json.partial"
-    partial.write_bytes(msgspec.json.format(msgspec.json.encode(summary)) + b"\n")
-    partial.replace(path)
-    return path
+    """Write ``summary.json`` into a run folder; RunError on a full disk."""
+    return write_whole(
+        folder / "summary.json", msgspec.json.format(msgspec.json.encode(summary)) + b"\n"
+    )
+
+
+def write_whole(path: Path, content: bytes) -> Path:
+    """Write a file that appears whole or not at all. Raises RunError on a full disk."""
+    partial = path.with_name(f".{path.name}.partial")
+    try:
+        partial.write_bytes(content)
+        return partial.replace(path)
+    except OSError as error:
+        partial.unlink(missing_ok=True)
+        if error.errno not in FULL:
+            raise
+        free = shutil.disk_usage(path.parent).free
+        raise RunError(
+            f"{path}: {error.strerror}; it needs {len(content):,} bytes, {free:,} are free"
+        ) from error

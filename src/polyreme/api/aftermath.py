@@ -69,16 +69,19 @@ def conclude(
     """The summary and the report of a run whose first rank could not write them.
 
     A run that had done nothing yet gets none, and one that was asked to end after it had written
-    its summary keeps that.
+    its summary keeps that. What a full disk does not take is said.
     """
     from ..report.page import render
 
     log = folder / folders.LOG
     if not log.exists() or not any(runlog.read(log)):
         return
-    if status == "failed" or not (folder / "summary.json").exists():
-        _summarise(spec, folder, status, machines)
-    render([folder], folder / "report.html")
+    try:
+        if status == "failed" or not (folder / "summary.json").exists():
+            _summarise(spec, folder, status, machines)
+        render([folder], folder / "report.html")
+    except RunError as error:
+        sys.stderr.write(f"polyreme: {error}\n")
 
 
 def _summarise(

@@ -230,6 +230,7 @@ def _train(
             if spec.train.on_save_error == "stop":
                 raise
             if log is not None:
+                sys.stderr.write(f"polyreme: {error}\n")
                 log.write(runlog.FaultEvent(t=log.t, attempt=log.attempt, what=str(error)))
     if log is None:
         return None

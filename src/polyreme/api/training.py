@@ -12,7 +12,7 @@ import msgspec
 
 from .. import runlog
 from .. import spec as specs
-from ..errors import PolyremeError
+from ..errors import PolyremeError, RunError
 from ..plan import store as plans
 from ..plan.ir import Plan
 from ..runtime.launch import PRELOAD, Launcher
@@ -142,7 +142,10 @@ def _checkpoint(resume: str | None, folder: Path) -> Path | None:
 
 
 def _judged(spec: specs.Spec, folder: Path) -> runlog.Summary:
-    """The summary with effectiveness against the reference, if there is one; makes the report."""
+    """The summary with effectiveness against the reference, if there is one; makes the report.
+
+    A run that goes on while the disk is full does without what finds no room, and says so.
+    """
     from ..report.against import against, parse_target
     from ..report.page import render
     from ..report.runs import read_run
@@ -156,5 +159,10 @@ def _judged(spec: specs.Spec, folder: Path) -> runlog.Summary:
         if effectiveness is not None:
             found = with_effectiveness(found, effectiveness)
             runlog.save_summary(found, folder)
-    render([folder], folder / "report.html", reference=reference, target=options.target)
+    try:
+        render([folder], folder / "report.html", reference=reference, target=options.target)
+    except RunError as error:
+        if spec.train.on_save_error == "stop":
+            raise
+        sys.stderr.write(f"polyreme: {error}\n")
     return found

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 from markupsafe import Markup
 
-from .. import __version__
+from .. import __version__, runlog
 from ..errors import ConfigError, Violation
 from ..plan.describe import describe
 from ..plan.ir import MEMORY_CAUSES
@@ -60,6 +60,7 @@ def render(
 
     Raises:
         ConfigError: a folder is no run, or the target is none.
+        RunError: the disk is full.
     """
     loaded = [read_run(path) for path in runs]
     if not loaded:
@@ -80,9 +81,7 @@ def render(
     else:
         page = _several(compared, ([None, *found] if base is not None else []), context)
     out.parent.mkdir(parents=True, exist_ok=True)
-    partial = out.with_name(out.name + ".partial")
-    partial.write_text(page, encoding="utf-8")
-    return partial.replace(out)
+    return runlog.write_whole(out, page.encode())
 
 
 def _target(runs: Sequence[Run], target: str | None) -> Target | None:

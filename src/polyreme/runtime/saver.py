@@ -263,7 +263,8 @@ class Saver:
             return f"{type(error).__name__}: {error}"
         needed = f"it needs {self._needed_bytes:,} bytes"
         try:
-            free = f"{shutil.disk_usage(self._run_folder).free:,} are free"
+            written = sum(path.stat().st_blocks for path in self._partial.glob("*")) * 512
+            free = f"{shutil.disk_usage(self._run_folder).free + written:,} are free"
         except OSError:
             free = "how many are free is unknown"
         before = checkpoint.newest(self._run_folder)
