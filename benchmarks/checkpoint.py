@@ -18,16 +18,12 @@ from itertools import pairwise
 from pathlib import Path
 
 import torch
-from overhead import RULE, SIZES, RandomTokens
+from llama import SIZES, job
 
-from polyreme.algo.compose import DataParallel
 from polyreme.algo.train import Train
 from polyreme.cluster.accelerator import detect
-from polyreme.graph.options import Transformers
-from polyreme.plan.ir import LayerPlan, Plan, Stage, accumulation_order, data_split
 from polyreme.runlog import CheckpointEvent, Writer, read
 from polyreme.runtime import loop, mesh
-from polyreme.runtime.job import Job
 from polyreme.runtime.launch import launch
 from polyreme.runtime.saver import Metrics, Saver
 from polyreme.runtime.state import State
@@ -65,28 +61,13 @@ def measure(level: str, folder: Path, n_turns: int, n_steps: int) -> list[float]
     torch.set_num_threads(1)
     world = mesh.open(detect())
     size = SIZES["3M"]
-    source = RandomTokens(size.tokens)
-    graph = Transformers(model_type="llama", config=size.config).graph(source.sample)
-    devices = tuple(range(world.n_ranks))
-    replica, shard = (world.n_ranks, 1) if level == "none" else (1, world.n_ranks)
-    names = tuple(layer.name for layer in graph.layers)
-    layer_plan = LayerPlan(split=data_split(replica, shard, devices), level=level)
-    plan = Plan(
-        stages=(Stage(layers=names, placements=(devices,)),),
-        layer_plans=dict.fromkeys(names, layer_plan),
-        order=(accumulation_order(1),) * world.n_ranks,
-        microbatches=1,
-        global_batch=size.global_batch,
-        seq_len=size.tokens,
-        precision="fp32",
-    )
     train = Train(
         steps=(n_turns + 1) * n_steps, global_batch=size.global_batch, checkpoint_every=n_steps
     )
-    job = Job(graph=graph, plan=plan, source=source, train=train, algorithm=DataParallel(rule=RULE))
+    run = job(size, train, level=level, n_ranks=world.n_ranks)
     log = Writer(folder / "log.jsonl") if world.is_first else None
-    saver = EveryOther(Saver(folder, graph, world, keep=1, log=log))
-    loop.train(job, world, log=log, save=saver)
+    saver = EveryOther(Saver(folder, run.graph, world, keep=1, log=log))
+    loop.train(run, world, log=log, save=saver)
     mesh.close(world)
     return saver.at_s
 

@@ -14,60 +14,23 @@ import statistics
 import time
 from dataclasses import dataclass
 from itertools import pairwise
-from pathlib import Path
 
-import numpy as np  # noqa: TC002
 import torch
+from llama import RULE, SIZES, RandomTokens, Size, job
 from torch import nn
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
-from polyreme.algo.compose import DataParallel
-from polyreme.algo.rule import AdamW
 from polyreme.algo.train import Train
 from polyreme.cluster.accelerator import detect
 from polyreme.data.order import Order
-from polyreme.graph.options import Transformers
-from polyreme.plan.ir import LayerPlan, Plan, Stage, accumulation_order, data_split
 from polyreme.runtime import loop, mesh
-from polyreme.runtime.job import Job
 from polyreme.runtime.launch import launch
 from polyreme.runtime.saver import AtOnce
-from polyreme.sample import SampleSpec, TensorSpec
 
 TURN = 5
 
 
-@dataclass(frozen=True, kw_only=True)
-class Size:
-    """A Llama with a vocabulary of bytes, and how much it trains on in a step."""
-
-    hidden: int
-    intermediate: int
-    layers: int
-    heads: int
-    tokens: int
-    global_batch: int
-
-    @property
-    def config(self) -> dict[str, int]:
-        """Keywords of transformers' LlamaConfig."""
-        return {
-            "vocab_size": 256,
-            "hidden_size": self.hidden,
-            "intermediate_size": self.intermediate,
-            "num_hidden_layers": self.layers,
-            "num_attention_heads": self.heads,
-            "num_key_value_heads": self.heads // 2,
-            "max_position_embeddings": self.tokens,
-        }
-
-
-SIZES = {
-    "3M": Size(hidden=256, intermediate=704, layers=4, heads=8, tokens=128, global_batch=8),
-    "700M": Size(hidden=2048, intermediate=5632, layers=16, heads=16, tokens=2048, global_batch=8),
-}
-RULE = AdamW(lr=1e-3)
 CLIP_NORM = 1.0
 
 
@@ -77,29 +40,6 @@ class Timings:
 
     wall_s: list[float]
     cpu_s: list[float]
-
-
-class RandomTokens:
-    """Byte tokens without meaning."""
-
-    metric = "heldout_loss"
-    fingerprint = "random"
-    n_train, n_heldout = 4096, 0
-
-    def __init__(self, n_tokens: int) -> None:
-        tokens = TensorSpec((n_tokens,), "int64")
-        self.sample = SampleSpec(fields={"input_ids": tokens, "labels": tokens}, n_classes=256)
-        generator = torch.Generator().manual_seed(0)
-        self._rows = torch.randint(256, (self.n_train, n_tokens + 1), generator=generator)
-
-    def train(self, indices: np.ndarray, epoch: int = 0) -> dict[str, torch.Tensor]:
-        """Rows and their successors."""
-        rows = self._rows[torch.from_numpy(indices)]
-        return {"input_ids": rows[:, :-1].contiguous(), "labels": rows[:, 1:].contiguous()}
-
-    def baselines(self) -> dict[str, float]:
-        """None."""
-        return {}
 
 
 class Bare:
@@ -152,31 +92,12 @@ def compare(level: str, size: Size, steps: int, bf16: bool) -> tuple[Timings, Ti
     """The bare loop's and polyreme's times on this process."""
     torch.set_num_threads(1)
     world = mesh.open(detect())
+    train = Train(
+        steps=steps, global_batch=size.global_batch, clip_norm=CLIP_NORM, checkpoint_every=TURN
+    )
+    precision = "bf16" if bf16 else "fp32"
+    ours = job(size, train, level=level, n_ranks=world.n_ranks, precision=precision)
     source = RandomTokens(size.tokens)
-    graph = Transformers(model_type="llama", config=size.config).graph(source.sample)
-    devices = tuple(range(world.n_ranks))
-    replica, shard = (world.n_ranks, 1) if level == "none" else (1, world.n_ranks)
-    names = tuple(layer.name for layer in graph.layers)
-    layer_plan = LayerPlan(split=data_split(replica, shard, devices), level=level)
-    plan = Plan(
-        stages=(Stage(layers=names, placements=(devices,)),),
-        layer_plans=dict.fromkeys(names, layer_plan),
-        order=(accumulation_order(1),) * world.n_ranks,
-        microbatches=1,
-        global_batch=size.global_batch,
-        seq_len=size.tokens,
-        precision="bf16" if bf16 else "fp32",
-    )
-    job = Job(
-        graph=graph,
-        plan=plan,
-        source=source,
-        train=Train(
-            steps=steps, global_batch=size.global_batch, clip_norm=CLIP_NORM, checkpoint_every=TURN
-        ),
-        algorithm=DataParallel(rule=RULE),
-        folder=Path(),
-    )
     bare = Bare(world, source, size, sharded=level != "none", bf16=bf16)
 
     marks = [time.process_time()]  # at the start of each turn, ours first
@@ -187,7 +108,7 @@ def compare(level: str, size: Size, steps: int, bf16: bool) -> tuple[Timings, Ti
             bare.step()
         marks.append(time.process_time())
 
-    outcome = loop.train(job, world, save=AtOnce(take_turn))
+    outcome = loop.train(ours, world, save=AtOnce(take_turn))
     mesh.close(world)
     turns = [(end - start) / TURN for start, end in pairwise(marks)]
     return Timings(wall_s=bare.step_s, cpu_s=turns[1::2]), Timings(

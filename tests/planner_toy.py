@@ -8,6 +8,7 @@ from torch import nn
 from polyreme.cluster.types import Cluster, DeviceType, Host, Link
 from polyreme.graph.layer import Layer, LayerGraph
 from polyreme.plan.ir import Workload
+from polyreme.planner.draft import Draft, Strategy
 from polyreme.profile.record import CollectiveTimes, LayerTimes, Profile
 from polyreme.sample import TensorSpec
 
@@ -157,4 +158,15 @@ def profile(
         hardware="round",
         versions={},
         inputs_hash="",
+    )
+
+
+def toy_draft(microbatches: int = 1, global_batch: int = 12, **how) -> Draft:
+    """The toy with one strategy for all layers."""
+    return Draft(
+        strategies=dict.fromkeys((layer.name for layer in toy().layers), Strategy(**how)),
+        microbatches=microbatches,
+        global_batch=global_batch,
+        bucket_bytes=2**20,
+        overlap=True,
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from planner_toy import MS, cluster, profile, toy, workload
+from planner_toy import MS, cluster, profile, toy, toy_draft, workload
 from polyreme.errors import ConfigError, Infeasible
 from polyreme.graph.layer import LayerGraph
 from polyreme.plan.check import check
@@ -14,7 +14,7 @@ from polyreme.plan.ir import MEMORY_CAUSES, LayerPlan, Plan
 from polyreme.plan.options import Parallel
 from polyreme.planner.cost.data import DataCost
 from polyreme.planner.cost.memory import Memory
-from polyreme.planner.draft import Draft, Strategy, read_draft
+from polyreme.planner.draft import Strategy, read_draft
 from polyreme.planner.room import Fitting
 from polyreme.planner.search import price, search
 from polyreme.planner.space import offer, write_plan
@@ -22,16 +22,6 @@ from polyreme.units import show_bytes
 
 GRAPH = toy()  # embed, block, normed block, head tied to embed: 4 layers, 3 units
 replace = msgspec.structs.replace
-
-
-def _draft(microbatches: int = 1, global_batch: int = 12, **how) -> Draft:
-    return Draft(
-        strategies=dict.fromkeys((layer.name for layer in GRAPH.layers), Strategy(**how)),
-        microbatches=microbatches,
-        global_batch=global_batch,
-        bucket_bytes=2**20,
-        overlap=True,
-    )
 
 
 def _search(parallel: Parallel | None = None, *, n=4, batch=12, top=5, memory=2**30, **figures):
@@ -242,7 +232,9 @@ def test_a_given_plan_is_priced_as_the_search_prices_it():
 def test_layers_that_differ_are_priced_each_its_own_way():
     names = [layer.name for layer in GRAPH.layers]
     plain, again = Strategy(replica=2), Strategy(replica=2, recompute=True)
-    mixed = replace(_draft(replica=2), strategies={**dict.fromkeys(names, plain), "block.0": again})
+    mixed = replace(
+        toy_draft(replica=2), strategies={**dict.fromkeys(names, plain), "block.0": again}
+    )
     figures = {"collective_ms": 0}
     memory = Memory(GRAPH, workload(mixed.global_batch))
     cost = DataCost(memory, profile(**figures), cluster(8))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from planner_toy import MS, cluster, profile, toy, workload
+from planner_toy import MS, cluster, profile, toy, toy_draft, workload
 from polyreme.plan.ir import MEMORY_CAUSES
 from polyreme.planner.cost.data import DataCost, StepTime
 from polyreme.planner.cost.memory import Memory
@@ -14,16 +14,6 @@ from polyreme.planner.room import Fitting
 
 GRAPH = toy()  # embed, block, normed block, head tied to embed: 4 layers, 3 units
 replace = msgspec.structs.replace
-
-
-def _draft(microbatches: int = 1, global_batch: int = 12, **how) -> Draft:
-    return Draft(
-        strategies=dict.fromkeys((layer.name for layer in GRAPH.layers), Strategy(**how)),
-        microbatches=microbatches,
-        global_batch=global_batch,
-        bucket_bytes=2**20,
-        overlap=True,
-    )
 
 
 def _cost(draft: Draft, hosts: tuple[int, ...] = (8,), **figures) -> StepTime:
@@ -35,14 +25,14 @@ def _cost(draft: Draft, hosts: tuple[int, ...] = (8,), **figures) -> StepTime:
 
 
 def test_compute_counts_layers_samples_and_recomputation():
-    assert _cost(_draft(microbatches=3)).step_s == pytest.approx(4 * 12 * 4 * MS)
-    recomputed = _cost(_draft(microbatches=3, recompute=True))
+    assert _cost(toy_draft(microbatches=3)).step_s == pytest.approx(4 * 12 * 4 * MS)
+    recomputed = _cost(toy_draft(microbatches=3, recompute=True))
     assert recomputed.step_s == pytest.approx(4 * 12 * 5 * MS)
 
 
 def test_the_rank_with_most_samples_counts():
-    assert _cost(_draft(replica=5), collective_ms=0).compute_s == pytest.approx(4 * 3 * 4 * MS)
-    uneven = _draft(replica=5, microbatches=2)
+    assert _cost(toy_draft(replica=5), collective_ms=0).compute_s == pytest.approx(4 * 3 * 4 * MS)
+    uneven = toy_draft(replica=5, microbatches=2)
     assert dict(uneven.microbatch_sizes) == {2: 1, 1: 1}
     assert _cost(uneven, collective_ms=0).compute_s == pytest.approx(4 * 3 * 4 * MS)
 
@@ -61,7 +51,7 @@ def test_the_rank_with_most_samples_counts():
 )
 def test_collectives_of_each_level(how, collectives):
     """3 microbatches: which of the collectives are repeated is what a level is about."""
-    cost = _cost(_draft(microbatches=3, **how))
+    cost = _cost(toy_draft(microbatches=3, **how))
     assert cost.comm_s == pytest.approx(collectives * 0.5 * MS)
     assert cost.exposed_comm_s == pytest.approx(cost.comm_s)
 
@@ -72,22 +62,22 @@ def test_lookups_and_the_last_layer_are_not_gathered_again(recompute, n_again):
     graph = toy(tied=False)
     strategy = Strategy(shard=4, level="params", recompute=recompute)
     names = [layer.name for layer in graph.layers]
-    draft = replace(_draft(microbatches=3), strategies=dict.fromkeys(names, strategy))
+    draft = replace(toy_draft(microbatches=3), strategies=dict.fromkeys(names, strategy))
     cost = DataCost(Memory(graph, workload()), profile(), cluster(4))(draft)
     assert cost.comm_s == pytest.approx((3 * (4 + n_again + 4) + 1) * 0.5 * MS)
 
 
 def test_buckets_close_at_their_size():
     memory = Memory(GRAPH, workload())
-    whole_bytes = memory.storage(_draft(), 0).gradients
+    whole_bytes = memory.storage(toy_draft(), 0).gradients
     for bucket_bytes, n_buckets in ((whole_bytes, 1), (whole_bytes // 2, 2), (100, 6)):
-        draft = replace(_draft(replica=2), bucket_bytes=bucket_bytes)
+        draft = replace(toy_draft(replica=2), bucket_bytes=bucket_bytes)
         assert -(-whole_bytes // bucket_bytes) == n_buckets
         assert _cost(draft).comm_s == pytest.approx(n_buckets * 0.5 * MS)
 
 
 def test_overlap_hides_all_but_the_last_bucket_and_no_more_than_the_backward_pass():
-    draft = replace(_draft(replica=2), bucket_bytes=100)
+    draft = replace(toy_draft(replica=2), bucket_bytes=100)
     assert _cost(draft, overlap=0.5).exposed_comm_s == pytest.approx(6 * 0.25 * MS)
     assert _cost(draft, overlap=1.0).exposed_comm_s == pytest.approx(0.5 * MS)
     assert _cost(replace(draft, overlap=False), overlap=1.0).exposed_comm_s == pytest.approx(3 * MS)
@@ -98,7 +88,7 @@ def test_overlap_hides_all_but_the_last_bucket_and_no_more_than_the_backward_pas
 
 def test_groups_that_spread_over_hosts_take_the_cost_between_hosts():
     """The toy's collectives cost as many times more as there are hosts."""
-    inside = _draft(replica=2, shard=4, level="optimizer", global_batch=16)
+    inside = toy_draft(replica=2, shard=4, level="optimizer", global_batch=16)
     alike = _cost(inside, hosts=(8,)).comm_s
     split = _cost(inside, hosts=(4, 4)).comm_s
     assert alike == pytest.approx((3 + 3 + 3 + 1) * 0.5 * MS)
@@ -115,7 +105,7 @@ def test_causes_are_the_contract_s_and_shrink_with_the_level():
     fitting = Fitting(Memory(deep, workload()), profile(context_bytes=7), cluster(4))
     names = [layer.name for layer in deep.layers]
     rooms = [
-        fitting(replace(_draft(), strategies=dict.fromkeys(names, Strategy(**how)))).need_bytes
+        fitting(replace(toy_draft(), strategies=dict.fromkeys(names, Strategy(**how)))).need_bytes
         for how in (
             {"replica": 4},
             {"shard": 4, "level": "optimizer"},
@@ -132,7 +122,7 @@ def test_activations_follow_microbatch_and_recomputation():
     memory = Memory(GRAPH, workload())
 
     def activations(**how) -> int:
-        return memory.causes(_draft(**how), profile(saved_bytes=1000), 0)["activations"]
+        return memory.causes(toy_draft(**how), profile(saved_bytes=1000), 0)["activations"]
 
     assert activations(microbatches=1) == 4 * 1000 * 12
     assert activations(microbatches=5) == 4 * 1000 * 3
@@ -144,7 +134,7 @@ def test_the_peak_is_the_loss_or_the_backward_pass():
     memory = Memory(GRAPH, workload())
 
     def causes(saved_bytes: int) -> tuple[int, int]:
-        found = memory.causes(_draft(recompute=True), profile(saved_bytes=saved_bytes), 0)
+        found = memory.causes(toy_draft(recompute=True), profile(saved_bytes=saved_bytes), 0)
         return found["activations"], found["logits"]
 
     in_loss, in_backward = 21 * (4 + 3 * 4) * 12, 21 * 2 * 4 * 12
@@ -161,7 +151,10 @@ def test_the_tightest_device_is_of_the_smallest_type():
     hosts = (small.hosts[0], replace(small.hosts[1], device_type="tight"))
     mixed = replace(small, device_types=kinds, hosts=hosts)
     fitting = Fitting(Memory(GRAPH, workload()), profile(), mixed)
-    assert fitting(_draft(replica=2)).device == 0
-    assert (fitting(_draft(replica=4)).device, fitting(_draft(replica=4)).have_bytes) == (2, 1000)
-    rows = fitting.by_device(_draft(shard=4, level="optimizer"))
-    assert fitting(_draft(shard=4, level="optimizer")).need_bytes == rows[2]
+    assert fitting(toy_draft(replica=2)).device == 0
+    assert (fitting(toy_draft(replica=4)).device, fitting(toy_draft(replica=4)).have_bytes) == (
+        2,
+        1000,
+    )
+    rows = fitting.by_device(toy_draft(shard=4, level="optimizer"))
+    assert fitting(toy_draft(shard=4, level="optimizer")).need_bytes == rows[2]
