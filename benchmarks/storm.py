@@ -19,6 +19,7 @@ without it that fault is left out, and the table says so.
 from __future__ import annotations
 
 import argparse
+import math
 import random
 import signal
 import sys
@@ -32,6 +33,7 @@ from typing import Any
 
 import psutil
 from storm_runs import (
+    PATIENCE_S,
     Setting,
     disk,
     final_loss,
@@ -85,8 +87,11 @@ class Storm:
         next_s = began_s + pause_s
         process = None
         while True:
+            if time.monotonic() > began_s + setting.seconds + PATIENCE_S:
+                weather.wrong.append("the run has neither ended nor failed")
+                break
             if process is None:
-                process = start(setting, spec, self.folder, self.mark)
+                process = start(setting, spec, self.folder, self.mark, pace_s=setting.pace_s)
                 weather.starts += 1
             code = process.poll()
             if code == 0:
@@ -219,7 +224,7 @@ def storm(setting: Setting, seed: int) -> tuple[Weather, dict[str, Any]]:
             raise
         if weather.wrong:
             end(mark)
-        if not weather.wrong:
+        else:
             judge(setting, weather, mark, folder, seed)
         came = summary(folder) if (folder / "summary.json").exists() else {}
     return weather, came
@@ -245,14 +250,14 @@ def main() -> None:
         low, seed, high = sorted(losses, key=lambda seed: losses[seed])
         weather, came = storm(setting, seed)
         calm = summary(setting.home / f"quiet-{seed}")
-    loss = came["metrics"]["heldout_loss"]
+    loss = came.get("metrics", {}).get("heldout_loss", math.nan)
     if not losses[low] <= loss <= losses[high]:
         weather.wrong.append(f"final loss {loss} is not within those of the quiet runs")
     print(f"{weather.events.total()} faults in {weather.seconds:.0f} s:", dict(weather.events))
     print(f"the command was started {weather.starts} times")
     quiet_losses = ", ".join(f"{losses[each]:.4f}" for each in (low, seed, high))
     print(f"held-out loss {loss:.4f}; of quiet runs {quiet_losses}")
-    print(f"goodput {came['goodput']:.2f}; of the quiet run {calm['goodput']:.2f}")
+    print(f"goodput {came.get('goodput', math.nan):.2f}; of the quiet run {calm['goodput']:.2f}")
     if weather.events.total() < setting.n_events:
         weather.wrong.append(f"only {weather.events.total()} faults before the run had ended")
     print("\n".join(weather.wrong) or "nothing is wrong")

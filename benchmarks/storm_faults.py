@@ -3,12 +3,13 @@
 Where the folder that STORM_FAULTS names holds a file ``rank-R``, the next backward pass of that
 rank gives NaN: for the loss, or, where the file says "gradient", for the gradients alone.
 STORM_SKIP names steps in which the first rank's loss is NaN, for a run that is to skip the same
-steps as another.
+steps as another. A step takes STORM_PACE seconds at least.
 """
 
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ import torch
 
 from polyreme.runtime import driver
 
-FOLDER, SKIP = "STORM_FAULTS", "STORM_SKIP"
+FOLDER, SKIP, PACE = "STORM_FAULTS", "STORM_SKIP", "STORM_PACE"
 _cross_entropy = driver.cross_entropy
 _accumulate = driver.Driver._accumulate
 _steps = [0]
@@ -39,7 +40,10 @@ def _counted(
     self: driver.Driver, microbatches: Sequence[driver.Microbatch], nominal_weight: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
     _steps[0] += 1
-    return _accumulate(self, microbatches, nominal_weight)
+    start_s = time.monotonic()
+    found = _accumulate(self, microbatches, nominal_weight)
+    time.sleep(max(0.0, start_s + float(os.environ.get(PACE, "0")) - time.monotonic()))
+    return found
 
 
 def _poisoned(logits: torch.Tensor, labels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

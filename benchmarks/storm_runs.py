@@ -14,10 +14,11 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-from storm_faults import FOLDER, SKIP
+from storm_faults import FOLDER, PACE, SKIP
 
 MARK = "STORM_RUN"
 DISK_BYTES = 64 * 2**20
+PATIENCE_S = 1800.0  # for what takes minutes at most
 _COMMAND = Path(__file__).with_name("storm.py")
 _SPEC = """
 [model]
@@ -62,7 +63,10 @@ rule = {{ kind = "AdamW", lr = 3e-3 }}
 
 @dataclass(kw_only=True)
 class Setting:
-    """What is trained, and how hard it blows."""
+    """What is trained, and how hard it blows.
+
+    In the storm a step takes `pace_s` at least, so that a fast machine is not through before it.
+    """
 
     home: Path
     steps: int
@@ -72,6 +76,7 @@ class Setting:
     processes: int = 4
     every: int = 20
     timeout_s: float = 4.0
+    pace_s: float = 0.06
 
 
 def write_spec(setting: Setting, seed: int) -> Path:
@@ -96,7 +101,13 @@ def write_spec(setting: Setting, seed: int) -> Path:
 
 
 def start(
-    setting: Setting, spec: Path, folder: Path, mark: str, skip: Sequence[int] = ()
+    setting: Setting,
+    spec: Path,
+    folder: Path,
+    mark: str,
+    *,
+    skip: Sequence[int] = (),
+    pace_s: float = 0.0,
 ) -> subprocess.Popen[bytes]:
     """The command, going on where it was; its ranks obey `storm_faults`."""
     faults = setting.home / "faults"
@@ -106,7 +117,8 @@ def start(
     with (setting.home / f"{mark}.stderr").open("ab") as errors:
         return subprocess.Popen(
             command,
-            env=os.environ | {FOLDER: str(faults), MARK: mark, SKIP: ",".join(map(str, skip))},
+            env=os.environ
+            | {FOLDER: str(faults), MARK: mark, SKIP: ",".join(map(str, skip)), PACE: str(pace_s)},
             stdout=subprocess.DEVNULL,
             stderr=errors,
         )
@@ -118,7 +130,11 @@ def quiet(setting: Setting, seed: int, skip: Sequence[int] = ()) -> Path:
         order.unlink()  # a storm's last one, which its run did not live to obey
     name = f"quiet-{seed}" if not skip else f"quiet-{seed}-skipping"
     spec = write_spec(setting, seed)
-    code = start(setting, spec, setting.home / name, name, skip).wait()
+    process = start(setting, spec, setting.home / name, name, skip=skip)
+    try:
+        code = process.wait(PATIENCE_S)
+    finally:
+        process.terminate()
     assert code == 0, (setting.home / f"{name}.stderr").read_text()
     return setting.home / name
 
