@@ -111,7 +111,7 @@ def main() -> int:
             written.append(path)
             reported = [fault.reported for fault in wrong]
             said, seconds = timed(["check", str(path), "--json"])
-            complaints = refusals.complaints(said, reported)
+            complaints = refusals.complaints(said, reported, document)
             complaints += refusals.unmended(document, reported)
             name = ", ".join(f"{fault.path} = {fault.value!r:.60}" for fault in wrong)
             tally.note(what, seconds, complaints, name)

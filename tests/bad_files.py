@@ -98,8 +98,8 @@ def _broken(sound: bytes, source: random.Random) -> Iterator[tuple[str, bytes]]:
     by_name: dict[tuple[Any, ...], list[Any]] = {}
     for place in places:
         by_name.setdefault(tuple("#" if isinstance(s, int) else s for s in place), []).append(place)
-    for places in by_name.values():
-        place = source.choice(places)
+    for alike in by_name.values():
+        place = source.choice(alike)
         before = _at(document, place)
         for value in source.sample(_WRONG, 5):
             if type(value) is type(before) or (value is None and before is None):
@@ -112,8 +112,11 @@ def _broken(sound: bytes, source: random.Random) -> Iterator[tuple[str, bytes]]:
                 continue
             name = f"{'.'.join(map(str, place))} = {value!r}"
             yield name, json.dumps(_put(document, place, value)).encode()
-    for place in source.sample([()] + [p for p in places if isinstance(_at(document, p), dict)], 1):
-        yield "an unknown key", json.dumps(_put(document, (*place, "unheard_of"), 1)).encode()
+    tables = [alike for alike in by_name.values() if isinstance(_at(document, alike[0]), dict)]
+    for place in ((), *map(source.choice, tables)):
+        # Where any name is legal (layers, versions) the value is wrong.
+        name = f"an unknown key in {'.'.join(map(str, place))}"
+        yield name, json.dumps(_put(document, (*place, "unheard_of"), [[]])).encode()
 
 
 def _clusters(source: random.Random) -> Iterator[tuple[str, bytes]]:

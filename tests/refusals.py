@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import datetime
 import io
 import json
+import math
 import re
 import sys
 import tomllib
@@ -46,8 +48,13 @@ def command(arguments: Sequence[str]) -> Said:
     return Said(code=code, out=out.getvalue(), err=err.getvalue())
 
 
-def complaints(said: Said, reported: Sequence[str]) -> list[str]:
-    """What is wrong with how a command refused; nothing if it did as promised."""
+def complaints(
+    said: Said, reported: Sequence[str], document: dict[str, Any] | None = None
+) -> list[str]:
+    """What is wrong with how a command refused; nothing if it did as promised.
+
+    With the document that was refused, values are compared with what stands in it.
+    """
     if said.code != 2:
         return [f"exit code {said.code}: {said.err[-300:]}"]
     if "Traceback" in said.err + said.out:
@@ -66,7 +73,33 @@ def complaints(said: Said, reported: Sequence[str]) -> list[str]:
             found.append(f"not said in words: {each}")
     paths = [each["path"] for each in errors]
     found += [f"not reported: {path} (only {paths})" for path in reported if path not in paths]
+    for each in errors if document is not None else ():
+        written = _as_json(bad_specs.at(document, each["path"]))
+        if each["path"] in reported and json.dumps(each["value"]) != json.dumps(written):
+            found.append(f"another value than {written!r}: {each}")
     return found
+
+
+def _as_json(value: Any) -> Any:
+    """A value of a spec as JSON can hold it; nothing at a path is null.
+
+    NaN and infinities are null too, as JSON has none; dates, times and integers of more than 64
+    bits are text.
+    """
+    match value:
+        case dict():
+            return {key: _as_json(item) for key, item in value.items()}
+        case list():
+            return [_as_json(item) for item in value]
+        case float() if not math.isfinite(value):
+            return None
+        case datetime.date() | datetime.time():
+            return str(value)
+        case bool():
+            return value
+        case int() if not -(2**63) <= value < 2**63:
+            return str(value)
+    return value
 
 
 def way_out(document: dict[str, Any], violation: Any) -> dict[str, Any]:

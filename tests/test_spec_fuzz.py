@@ -42,7 +42,7 @@ def _refused(*wrong: bad_specs.Fault) -> None:
     reported = [fault.reported for fault in wrong]
     Path("wrong.toml").write_bytes(bad_specs.toml(document))
     said = refusals.command(["check", "wrong.toml", "--json"])
-    assert refusals.complaints(said, reported) == []
+    assert refusals.complaints(said, reported, document) == []
     assert refusals.unmended(document, reported) == []
 
 
@@ -100,7 +100,7 @@ def test_whole_commands_end_with_2_and_no_traceback() -> None:
             timeout=60,
         )
         said = refusals.Said(code=done.returncode, out=done.stdout, err=done.stderr)
-        assert refusals.complaints(said, [fault.reported]) == []
+        assert refusals.complaints(said, [fault.reported], document) == []
 
 
 @pytest.mark.parametrize("text", ["", "tests", "a\0b", "x" * 5000, "~nobody-here/x", "[", "é"])
