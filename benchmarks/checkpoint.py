@@ -35,6 +35,7 @@ class EveryOther:
     def __init__(self, saver: Saver) -> None:
         self._saver = saver
         self.at_s: list[float] = []
+        self._step: int | None = None
 
     @property
     def stage(self) -> int:
@@ -44,6 +45,7 @@ class EveryOther:
     def begin(self, state: State, metrics: Metrics) -> None:
         """Save at even turns."""
         self.at_s.append(time.perf_counter())
+        self._step = state.progress.step
         if len(self.at_s) % 2:
             self._saver.begin(state, metrics)
 
@@ -51,9 +53,10 @@ class EveryOther:
         """Passed on."""
         self._saver.heard(stages)
 
-    def finish(self) -> None:
-        """Passed on."""
+    def finish(self) -> int | None:
+        """Passed on; the step of the last call, saved or not."""
         self._saver.finish()
+        return self._step
 
 
 def measure(level: str, folder: Path, n_turns: int, n_steps: int) -> list[float]:

@@ -101,6 +101,34 @@ def _misbehave(how: str) -> None:
         raise ValueError("the cause")
 
 
+def saves_on_a_slow_disk(folder: Path, seconds: float, timeout_s: float, fails: bool) -> str:
+    """How a run ends whose rank 1 takes so long to write; with `fails` rank 0 cannot write."""
+    import torch
+
+    from polyreme.cluster.accelerator import HostAccelerator
+    from polyreme.runtime import loop, mesh, tensorfile
+    from polyreme.runtime.saver import Saver
+    from tiny import Case
+
+    torch.set_num_threads(1)
+    world = mesh.open(HostAccelerator(), timeout_s=timeout_s)
+    write = tensorfile.write
+
+    def slow(*args: Any) -> Any:
+        if world.rank:
+            time.sleep(seconds)
+        elif fails:
+            raise OSError(28, "No space left on device")
+        return write(*args)
+
+    tensorfile.write = slow
+    job = Case(plan={"replica": 2}, steps=1).job()
+    saver = Saver(folder, job.graph, world, keep=1, timeout_s=timeout_s)
+    status = loop.train(job, world, save=saver).status
+    mesh.close(world)
+    return status
+
+
 def fails_beside_a_stopped_rank() -> None:
     if os.environ["RANK"] == "0":
         time.sleep(0.2)

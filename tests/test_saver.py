@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import errno
+import io
 import math
 import os
 import subprocess
 import threading
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stderr
 from dataclasses import replace
 from pathlib import Path
 
@@ -127,6 +128,32 @@ def test_training_goes_on_after_a_failed_save_if_told_so(pool, tmp_path):
     assert _names(tmp_path / "run") == ["latest", "step-6", "step-8"]
 
 
+def _last_fails(world, case, run):
+    with _full_disk(world, rank=1, which=STEPS // 2):
+        return _train(world, case, run, on_error="continue")
+
+
+def test_a_last_checkpoint_that_failed_is_tried_again(pool, tmp_path):
+    _, ended, events = pool(2).run(_last_fails, _case(), tmp_path)[0]
+    assert ended == ("done", STEPS)
+    assert sum(isinstance(event, FaultEvent) for event in events) == 1
+    assert _names(tmp_path) == ["latest", "step-6", "step-8"]
+
+
+def _longer(world, case, run):
+    """A run of all steps, then the same of half of them."""
+    _train(world, case, run)
+    with redirect_stderr(io.StringIO()) as said:
+        _, ended, _ = _train(world, (replace(case[0], steps=STEPS // 2), case[1]), run, resume=True)
+    return ended, said.getvalue()
+
+
+def test_a_run_that_is_past_its_last_step_is_done_and_says_so(pool, tmp_path):
+    [(ended, said)] = pool(1).run(_longer, _case({}), tmp_path)
+    assert ended == ("done", STEPS)
+    assert f"nothing to do: of {STEPS // 2} steps {STEPS} are done" in said
+
+
 def _on_small_disk(world, case, run):
     return _train(world, case, run, on_error="continue")
 
@@ -143,7 +170,7 @@ def test_a_real_full_disk_leaves_no_half_checkpoint_behind(pool, tmp_path):
         _, ended, events = pool(2).run(_on_small_disk, _case(), disk)[0]
         assert ended == ("done", STEPS)
         said = [event.what for event in events if isinstance(event, FaultEvent)]
-        assert len(said) == 4
+        assert len(said) == 5  # the last is tried twice
         assert all("No space left" in what and "there is none before it" in what for what in said)
         assert checkpoint.newest(disk) is None
         assert [path for path in (disk / "checkpoints").iterdir() if path.is_dir()] == []

@@ -143,4 +143,12 @@ class Infeasible(PolyremeError):
 
 
 class RunError(PolyremeError):
-    """A run or a verification failed; the message says where and why."""
+    """A run or a verification failed; the message says where and why.
+
+    `rank` and `op` name who is to blame and in which operation, where one is. Ranks that fail
+    together raise the same.
+    """
+
+    def __init__(self, message: str, *, rank: int | None = None, op: str | None = None) -> None:
+        self.rank, self.op = rank, op
+        super().__init__(message)

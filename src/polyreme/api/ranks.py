@@ -188,6 +188,7 @@ def _train(
         keep=spec.train.keep,
         best=spec.train.keep_best,
         on_error=spec.train.on_save_error,
+        timeout_s=spec.train.timeout_s,
         log=log,
     )
 

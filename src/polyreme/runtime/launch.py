@@ -56,12 +56,7 @@ class RankFailed(RunError):
         stack = (
             f"\nits stack:\n{verdict.stack}" if verdict.kind in _STANDS and verdict.stack else ""
         )
-        super().__init__(message + stack)
-
-    @property
-    def rank(self) -> int | None:
-        """The rank to blame."""
-        return self.verdict.rank
+        super().__init__(message + stack, rank=verdict.rank, op=verdict.op)
 
 
 class Launcher:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import statistics
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -157,7 +158,10 @@ class _Run:
         if load is not None:
             self.state.restored(load(self.state))
         done = self.state.progress.step
-        saved = None
+        if done >= self.n_steps and self.world.is_first:
+            sys.stderr.write(
+                f"polyreme: nothing to do: of {self.n_steps} steps {done} are done already\n"
+            )
         stopped = False
         self.applied.stage.train()
         self.world.record.enter("training")
@@ -177,17 +181,14 @@ class _Run:
                         if stopped:
                             break
                     self._save()
-                    saved = done
                 self.driver.begin()
         if not stopped and self.evaluated != done:
             stopped = self._evaluate()
-        if saved != done:
+        if self._saved() != done:  # it was not due, or failed
             self._save()
-        if self.save is not None:
-            with self.world.record.doing("saving a checkpoint"):
-                self.save.finish()
+            self._saved()
         return Outcome(
-            status="done" if self.evaluated == done == self.n_steps else "interrupted",
+            status="done" if self.evaluated == done >= self.n_steps else "interrupted",
             steps=done,
             samples=self.state.progress.samples,
             tokens=self.state.progress.tokens,
@@ -343,6 +344,13 @@ class _Run:
         step = self.state.progress.step
         with self.world.record.doing("saving a checkpoint"):
             self.save.begin(self.state, self.metrics if self.evaluated == step else {})
+
+    def _saved(self) -> int | None:
+        """The step of the newest complete checkpoint, once none is under way."""
+        if self.save is None:
+            return None
+        with self.world.record.doing("saving a checkpoint"):
+            return self.save.finish()
 
     def _due(self, every: int | None, done: int) -> bool:
         return every is not None and done % every == 0

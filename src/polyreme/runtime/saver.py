@@ -30,6 +30,7 @@ from .mesh import World
 from .state import State
 
 _SHARED_WAIT_S = 5.0  # network file systems show a new folder late
+_SAY_S = 5.0  # after so long in vain it is said what is waited for
 Metrics = Mapping[str, float | None]
 
 
@@ -56,8 +57,11 @@ class Saving(Protocol):
     def heard(self, stages: Sequence[int]) -> None:
         """What all ranks said their stage was."""
 
-    def finish(self) -> None:
-        """Wait until the checkpoint under way is complete, or has failed."""
+    def finish(self) -> int | None:
+        """Wait until the checkpoint under way is complete, or has failed.
+
+        The step of the newest one that this run completed.
+        """
 
 
 class AtOnce:
@@ -67,16 +71,19 @@ class AtOnce:
 
     def __init__(self, save: Callable[[State], None]) -> None:
         self._save = save
+        self._saved: int | None = None
 
     def begin(self, state: State, metrics: Metrics) -> None:
         """Call it."""
         self._save(state)
+        self._saved = state.progress.step
 
     def heard(self, stages: Sequence[int]) -> None:
         """Nothing is under way."""
 
-    def finish(self) -> None:
+    def finish(self) -> int | None:
         """Nothing is under way."""
+        return self._saved
 
 
 class Saver:
@@ -84,7 +91,8 @@ class Saver:
 
     `keep` newest checkpoints stay, and the one with the best value of the metric `best`. A failed
     save raises RunError on all ranks, or is logged, as `on_error` says; the checkpoint before it
-    stays. `log` (rank 0) is told.
+    stays. `log` (rank 0) is told. However long writing takes, no rank waits for another nearly as
+    long as `timeout_s`.
     """
 
     def __init__(
@@ -96,6 +104,7 @@ class Saver:
         keep: int,
         best: str | None = None,
         on_error: Literal["stop", "continue"] = "stop",
+        timeout_s: float = 600.0,
         log: Writer | None = None,
     ) -> None:
         self._run_folder = run_folder
@@ -103,11 +112,14 @@ class Saver:
         self._graph, self._world = graph, world
         self._keep, self._best, self._on_error = keep, best, on_error
         self._log = log if world.is_first else None
+        self._look_s = min(1.0, timeout_s / 4)
+        self._shared_wait_s = min(_SHARED_WAIT_S, timeout_s / 2)
         self._buffers: dict[str, torch.Tensor] = {}
         self._thread: threading.Thread | None = None
         self._stage = Stage.IDLE
         self._error: BaseException | None = None
         self._meta: Meta | None = None
+        self._saved: int | None = None
         self._needed_bytes = 0
         self._began_s = self._still_s = 0.0
         self._token = self._open()
@@ -146,15 +158,20 @@ class Saver:
             self._stage = Stage.WRITING
             self._run(self._complete, Stage.COMPLETE)
 
-    def finish(self) -> None:
-        """Wait until the checkpoint under way is complete, or has failed."""
-        start_s = time.monotonic()
+    def finish(self) -> int | None:
+        """Wait until the checkpoint under way is complete, or has failed; the newest complete."""
+        start_s = mark_s = time.monotonic()
+        said = not self._world.is_first
         while self._stage != Stage.IDLE:
-            if self._thread is not None:
-                self._thread.join()
-            self._still_s += time.monotonic() - start_s
-            start_s = time.monotonic()
+            self._is_busy()
+            now = time.monotonic()
+            self._still_s += now - mark_s
+            mark_s = now
+            if not said and now - start_s > _SAY_S:
+                said = True
+                sys.stderr.write("polyreme: waiting until the checkpoint before is written\n")
             self.heard(self._world.gather(int(self._stage)))
+        return self._saved
 
     def _open(self) -> str:
         """Make the folder and tidy it; a name that sets this attempt's folders apart."""
@@ -168,14 +185,17 @@ class Saver:
                 made = True
         first: tuple[str, bool] = world.gather((token, made))[0]
         token, made = first
-        end_s = time.monotonic() + _SHARED_WAIT_S
-        while made and not self._home.is_dir():
-            if time.monotonic() > end_s:
-                raise RunError(
-                    f"rank {world.rank} does not see {self._home}, which rank 0 made: the run "
-                    "folder must be on a file system that all hosts share"
-                )
+        end_s = time.monotonic() + self._shared_wait_s
+        while made and not self._home.is_dir() and time.monotonic() < end_s:
             time.sleep(0.1)
+        seen = world.gather(not made or self._home.is_dir())
+        if not all(seen):
+            rank = seen.index(False)
+            what = (
+                f"rank {rank} does not see {self._home}, which rank 0 made: the run folder must "
+                "be on a file system that all hosts share"
+            )
+            raise RunError(what, rank=rank, op="save")
         return token
 
     @property
@@ -207,6 +227,12 @@ class Saver:
         self._thread = threading.Thread(target=run, name="checkpoint", daemon=True)
         self._thread.start()
 
+    def _is_busy(self) -> bool:
+        """Whether this rank's thread still works, after a short wait for it."""
+        assert self._thread is not None, "a save is under way"
+        self._thread.join(self._look_s)
+        return self._thread.is_alive()
+
     def _write(self, parts: list[pieces.Part]) -> None:
         partial, rank = self._partial, self._world.rank
         partial.mkdir(parents=True, exist_ok=True)
@@ -222,6 +248,7 @@ class Saver:
     def _end(self) -> None:
         assert self._meta is not None, "a save is under way"
         self._stage = Stage.IDLE
+        self._saved = self._meta.progress.step
         if self._log is not None:
             step = self._meta.progress.step
             self._log.write(
@@ -237,8 +264,8 @@ class Saver:
 
     def _fail(self) -> None:
         """Tidy up, say why, and end the run or not; in the same step on all ranks."""
-        if self._thread is not None:
-            self._thread.join()
+        while any(self._world.gather(self._is_busy())):
+            pass
         assert self._meta is not None, "a save is under way"
         said = self._world.gather(None if self._error is None else self._in_words(self._error))
         rank = next(rank for rank, words in enumerate(said) if words is not None)
@@ -249,7 +276,7 @@ class Saver:
             f"the checkpoint of step {self._meta.progress.step} failed on rank {rank}: {said[rank]}"
         )
         if self._on_error == "stop":
-            raise RunError(what)
+            raise RunError(what, rank=rank, op="save")
         if self._log is not None:
             sys.stderr.write(f"polyreme: {what}\n")
             self._log.write(
