@@ -101,7 +101,7 @@ def test_what_a_restart_cost_is_what_the_log_says(run: Run) -> None:
     shares = {share.name: share.amount for share in facts.wall_shares(run)}
     assert shares["steps"] == 8.0
     assert shares["steps done again or skipped"] == 2.0
-    assert shares["until training went on after a fault"] == 10.0
+    assert shares["until training went on"] == 10.0
     assert sum(shares.values()) == pytest.approx(22.0)
 
 
@@ -124,6 +124,19 @@ def test_a_run_without_trouble_says_nothing_of_it(tmp_path: Path) -> None:
     assert trouble.trouble(read_run(folder)) is None
     assert "What went wrong" not in shown(render([folder], tmp_path / "report.html"))
     assert "began again" not in panel(read_run(folder))
+
+
+def test_going_on_after_a_run_ended_in_order_is_no_trouble(tmp_path: Path) -> None:
+    began = RestartEvent(t=1.0, attempt=0, step=0, devices=2)
+    again = RestartEvent(t=30.0, attempt=1, step=4, devices=1)
+    steps = [*steps_of(0, range(1, 5), 1.0), *steps_of(1, range(5, 9), 30.0)]
+    folder = report_run.write_run(tmp_path / "run", steps=steps, others=[began, again])
+    run = read_run(folder)
+    assert trouble.trouble(run) is None
+    assert "What went wrong" not in shown(render([folder], tmp_path / "report.html"))
+    assert "began again once" in panel(run)
+    lost = msgspec.structs.replace(again, step=3)
+    assert trouble.trouble(msgspec.structs.replace(run, restarts=(began, lost))) is not None
 
 
 def panel(run: Run) -> str:

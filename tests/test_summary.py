@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+from collections.abc import Iterator
 from types import SimpleNamespace
 
 import msgspec
@@ -10,7 +12,9 @@ import pytest
 from polyreme import runlog
 from polyreme.cluster.types import Cluster, DeviceType, Host, Link
 from polyreme.plan.ir import Estimate
-from polyreme.runlog import EvalEvent, RestartEvent, Summary
+from polyreme.report import attempts, facts
+from polyreme.report.runs import read_run
+from polyreme.runlog import EvalEvent, Event, RestartEvent, Summary
 from polyreme.summary import Setting, summarise
 from report_run import make_plan
 from test_runlog import step_event
@@ -214,6 +218,58 @@ def test_thinned_steps_stand_for_those_between():
     found = summarise(events, _setting(600.0), status="done", wall_s=10.0)
     assert (found.steps, found.samples, found.wire_bytes) == (12, 96, 1200)
     assert found.goodput == pytest.approx((4 * 0.5 + 3 * 1.0 + 4 * 2.0) / (8.0 + 10.0))
+
+
+def test_steps_of_the_run_that_it_went_on_from_are_not_its_own():
+    events = [
+        RestartEvent(t=1.0, attempt=0, step=100, devices=2),
+        step_event(101, t=2.0),
+        step_event(102, t=3.0),
+    ]
+    found = summarise(events, _setting(600.0), status="done")
+    assert (found.steps, found.samples, found.wire_bytes) == (102, 16, 200)
+    assert found.goodput == pytest.approx(2 * 0.5 / 3.0)
+
+
+def _broken_off(source: random.Random) -> Iterator[Event]:
+    """A log of attempts that go on from any step, thinned, with skipped steps and evaluations."""
+    every, t = source.choice([1, 1, 3]), 0.0
+    first = done = source.choice([0, 0, 7])  # gone on from another run
+    for attempt in range(source.randint(1, 5)):
+        begin = source.randint(first, done)
+        if every > 1 or not attempt or source.random() < 0.8:  # an older log may lack the event
+            t += 1.0
+            yield RestartEvent(t=t, attempt=attempt, step=begin, devices=2)
+        done = begin
+        for step in range(begin + 1, begin + 1 + source.randint(0, 8)):
+            done, t = step, t + 1.0
+            skipped = source.random() < 0.2
+            if skipped or step % every == 0:
+                how = {"loss": None, "skipped": True} if skipped else {"loss": source.random()}
+                yield step_event(step, t=t, attempt=attempt, step_s=source.random(), **how)
+            if source.random() < 0.2:
+                metrics = {"heldout_loss": source.random()}
+                yield EvalEvent(t=t, attempt=attempt, step=step, metrics=metrics)
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_summary_and_report_differ_about_what_was_lost(tmp_path, seed):
+    path = tmp_path / "log.jsonl"
+    for event in _broken_off(random.Random(seed)):
+        writer = runlog.Writer(path, attempt=event.attempt)
+        writer.write(event)
+        writer.close()
+    path.touch()
+    told, run = summarise(runlog.read(path), _setting(600.0), status="failed"), read_run(tmp_path)
+    shown = facts.totals(run)
+    assert (told.samples, told.tokens, told.wire_bytes) == (
+        shown.samples,
+        shown.tokens,
+        shown.wire_bytes,
+    )
+    assert (told.final_loss, told.metrics) == (shown.final_loss, shown.metrics)
+    assert told.goodput * told.seconds == pytest.approx(attempts.useful_s(run))
+    assert told.steps == shown.steps
 
 
 def test_a_run_without_a_step_is_summed_up_too(tmp_path):

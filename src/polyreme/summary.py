@@ -126,7 +126,8 @@ class _Tally:
     """Adds up events in the order of the log.
 
     `kept` are the steps that led to the final weights, each with how many it stands for
-    (``train.log_every`` thins them); a restart takes back those after its step. `first_s` are
+    (``train.log_every`` thins them); a restart takes back those after its step. A log whose first
+    attempt went on from another run's checkpoint tells of no step before that. `first_s` are
     seconds of steps done for the first time; work done again, or skipped, is none.
     """
 
@@ -140,6 +141,7 @@ class _Tally:
     wire_bytes: int = 0
     peak_bytes: int | None = None
     attempt: int | None = None
+    begun: int | None = None  # what the first step followed
     before_s: float = 0.0
     last_s: float = 0.0
 
@@ -151,6 +153,8 @@ class _Tally:
         self.attempt = event.attempt
         self.last_s = max(self.last_s, event.t)
         if isinstance(event, RestartEvent):
+            if self.begun is None:
+                self.furthest = event.step
             self._go_back(event.step)
         elif isinstance(event, StepEvent):
             if event.step <= self.position:
@@ -160,6 +164,8 @@ class _Tally:
             self.evals.append(event)
 
     def _step(self, event: StepEvent) -> None:
+        if self.begun is None:
+            self.begun = self.told = self.furthest
         # A skipped step is always logged; other steps that are not are told by the next that is.
         n = 1 if event.skipped else event.step - self.told - self.skipped_since
         self.kept.append((event, n))
@@ -179,7 +185,8 @@ class _Tally:
         while self.evals and self.evals[-1].step > step:
             self.evals.pop()
         self.position = step
-        self.told = next((e.step for e, _ in reversed(self.kept) if not e.skipped), 0)
+        begun = self.begun or 0
+        self.told = next((e.step for e, _ in reversed(self.kept) if not e.skipped), begun)
         self.skipped_since = sum(e.step > self.told for e, _ in self.kept)
 
 

@@ -57,6 +57,13 @@ def stands(run: Run, attempt: int, step: int) -> bool:
     return step <= _limits(run).get(attempt, math.inf)
 
 
+def position(run: Run) -> int:
+    """The step that the run stands at: its last one, or where the last attempt goes on from."""
+    events = [(event.t, event.step) for event in run.restarts]
+    events += [(event.t, event.step) for event in run.steps]
+    return max(events, key=lambda event: event[0], default=(0.0, 0))[1]
+
+
 def _limits(run: Run) -> dict[int, float]:
     """The last step of each attempt that was not taken back by a later one."""
     starts = {event.attempt: event.step for event in run.restarts}

@@ -11,7 +11,7 @@ import msgspec
 import numpy as np
 
 from ..plan.ir import MEMORY_CAUSES
-from .attempts import led_to_end, restarts, useful_s
+from .attempts import led_to_end, position, restarts, stands, useful_s
 from .runs import Run
 from .words import count, factor, number, percent, seconds
 
@@ -118,16 +118,17 @@ def totals(run: Run) -> Totals:
     led = led_to_end(run)
     steps = [event for event, is_kept in zip(run.steps, led, strict=True) if is_kept]
     last_loss = next((e.loss for e in reversed(steps) if e.loss is not None), None)
+    evals = [event for event in run.evals if stands(run, event.attempt, event.step)]
     times = [event.step_s for event in run.steps if not event.skipped]
     median = statistics.median(times) if times else None
     ends = [group[-1].t for group in (run.steps, run.evals, run.faults) if group]
     return Totals(
-        steps=steps[-1].step if steps else 0,
+        steps=position(run),
         samples=round(summed(run, "samples", only=led)),
         tokens=round(summed(run, "tokens", only=led)),
         seconds=max(ends, default=0.0),
         final_loss=last_loss,
-        metrics=run.evals[-1].metrics if run.evals else {},
+        metrics=evals[-1].metrics if evals else {},
         step_s_median=median,
         throughput=run.steps[-1].samples / median if median else None,
         mfu=None,
@@ -240,7 +241,7 @@ def wall_shares(run: Run) -> tuple[Share, ...]:
     parts = {
         "steps": useful,
         "steps done again or skipped": in_steps - useful,
-        "until training went on after a fault": stopped,
+        "until training went on": stopped,
         "start-up, evaluation, checkpoints": rest,
     }
     return tuple(

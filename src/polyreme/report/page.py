@@ -41,7 +41,7 @@ COMPARED_SECTIONS: Sections = (
 COLOURS = {
     "steps": "steps",
     "steps done again or skipped": "skipped",
-    "until training went on after a fault": "caution",
+    "until training went on": "caution",
     "start-up, evaluation, checkpoints": "rest",
 } | {name: name for name in (*MEMORY_CAUSES, "compute", "communication", "waiting")}
 

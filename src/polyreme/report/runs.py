@@ -65,15 +65,25 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     def covered(self) -> tuple[int, ...]:
         """How many steps each step event stands for (``train.log_every`` thins them).
 
-        A skipped step is always logged; others that are not are told by the next that is.
+        A skipped step is always logged; others that are not are told by the next that is. A log
+        whose first attempt went on from another run's checkpoint tells of no step before that.
         """
-        starts = {0: 0} | {event.attempt: event.step for event in self.restarts}
-        counts = []
-        attempt, told, n_skipped = None, 0, 0
+        counts: list[int] = []
+        kept: list[StepEvent] = []  # that led to the step
+        attempt, told, n_skipped = -1, 0, 0
+        begun: int | None = None
         for event in self.steps:
             if event.attempt != attempt:
-                attempt, n_skipped = event.attempt, 0
-                told = starts.get(event.attempt, event.step - 1)
+                starts = [e.step for e in self.restarts if attempt < e.attempt <= event.attempt]
+                if begun is None:
+                    begun = starts[-1] if starts else 0
+                start = min(starts, default=event.step - 1)
+                while kept and kept[-1].step > start:
+                    kept.pop()
+                whole = (e.step for e in reversed(kept) if not e.skipped)
+                attempt, told = event.attempt, next(whole, begun)
+                n_skipped = sum(e.step > told for e in kept)
+            kept.append(event)
             if event.skipped:
                 counts.append(1)
                 n_skipped += 1

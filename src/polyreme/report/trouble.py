@@ -23,9 +23,13 @@ SAVE = "save"  # the operation of a fault in a checkpoint
 
 
 def trouble(run: Run) -> dict[str, Any] | None:
-    """The section "What went wrong"; None where nothing did."""
+    """The section "What went wrong"; None where nothing did.
+
+    That a run which ended in order was gone on with is none: no step was taken back.
+    """
     skipped, again = skipped_line(run), restarts(run)
-    if not (run.faults or again or skipped or run.ranks or run.status == "failed"):
+    lost = not led_to_end(run).all()
+    if not (run.faults or lost or skipped or run.ranks or run.status == "failed"):
         return None
     return {
         "title": TITLES.get(run.status, "Something went wrong."),
