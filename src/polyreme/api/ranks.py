@@ -216,7 +216,6 @@ def _train(
                 algorithm=spec.data_parallel,
                 folder=folder,
                 partition=spec.data.partition,
-                resume=request.resume,
             ),
             world,
             log=log,

@@ -19,7 +19,7 @@ class Job:
 
     `partition` says how samples are dealt to replicas that own their data (unset: all share one
     order). `folder` is the run folder (exists already; without one, samples that made a run fail
-    are not kept), `resume` a checkpoint folder to start from.
+    are not kept).
     """
 
     graph: LayerGraph
@@ -29,4 +29,3 @@ class Job:
     algorithm: DataParallel
     folder: Path | None = None
     partition: Partition | None = None
-    resume: Path | None = None
