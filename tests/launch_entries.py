@@ -44,6 +44,23 @@ def raises_on(rank: int, error: Exception) -> None:
         raise error
 
 
+def raise_together(error: Exception) -> None:
+    """All raise the same, the last rank first."""
+    time.sleep(0.1 * (int(os.environ["WORLD_SIZE"]) - 1 - int(os.environ["RANK"])))
+    raise error
+
+
+def calls_more_than_others(rank: int) -> None:
+    """A step whose trails differ."""
+    from polyreme.cluster.accelerator import HostAccelerator
+    from polyreme.runtime import mesh
+    from polyreme.runtime.verdict import diverged
+
+    world = mesh.open(HostAccelerator(), timeout_s=2)
+    world.record.begin("all_gather" if world.rank == rank else "barrier", None, world.n_ranks)
+    raise diverged(world)
+
+
 def dies_in_a_collective(rank: int, how: str) -> None:
     """One rank dies by a signal, an exit code or an error while the others wait for it."""
     import torch
@@ -159,6 +176,18 @@ def waits(folder: Path, heed: bool) -> None:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
     (folder / f"{os.environ['RANK']}.pid").write_text(str(os.getpid()))
     time.sleep(60)
+
+
+def trains_on(folder: Path) -> None:
+    """A rank that trains and takes long to end once it was asked to."""
+    from polyreme.runtime.record import RECORD, Record
+
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    rank = int(os.environ["RANK"])
+    Record(Path(os.environ[RECORD]), rank).enter("training")
+    (folder / f"{rank}.pid").write_text(str(os.getpid()))
+    time.sleep(15)
+    (folder / f"{rank}.done").write_text("late")
 
 
 def stops_on_sigterm(folder: Path) -> str:

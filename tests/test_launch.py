@@ -205,6 +205,21 @@ def test_a_signal_ends_ranks_that_ignore_it(tmp_path: Path, number: int) -> None
     assert all(map(_gone, ranks))
 
 
+def test_a_second_signal_kills_ranks_that_train(launcher: Launcher, tmp_path: Path) -> None:
+    def ask() -> None:
+        _until(lambda: all((tmp_path / f"{rank}.pid").exists() for rank in range(2)))
+        for _ in range(2):
+            os.kill(os.getpid(), signal.SIGTERM)
+            time.sleep(1.0)
+
+    asking = threading.Thread(target=ask)
+    asking.start()
+    with pytest.raises(KeyboardInterrupt):
+        launcher.run(entries.trains_on, (tmp_path,), n_processes=2, grace_s=60.0)
+    asking.join()
+    assert not list(tmp_path.glob("*.done"))
+
+
 def test_a_rank_may_end_in_order_when_interrupted(tmp_path: Path) -> None:
     job, _ = _start("stops_on_sigterm", tmp_path, "[]")
     os.kill(job.pid, signal.SIGINT)

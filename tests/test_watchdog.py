@@ -12,10 +12,10 @@ import pytest
 import torch
 
 import launch_entries as entries
-from polyreme.errors import RunError
+from polyreme.errors import ConfigError, PolyremeError, RunError, Violation
 from polyreme.runtime.launch import PRELOAD, Launcher, RankFailed
 from polyreme.runtime.record import N_SLOTS, Account, Event, Record, read, waiting
-from polyreme.runtime.verdict import attempt_json, diverged, stall
+from polyreme.runtime.verdict import Verdict, attempt_json, diverged, stall
 
 TIMEOUT_S = 2.0
 
@@ -91,6 +91,41 @@ def test_a_rank_that_ends_is_named_with_its_last_collective(
 def test_ranks_that_agree_are_left_alone(launcher: Launcher) -> None:
     found = launcher.run(entries.misbehaves, (0, "no"), n_processes=2, timeout_s=TIMEOUT_S)
     assert found == [[2.0] * 6] * 2
+
+
+@pytest.mark.parametrize(
+    ("error", "rank", "op"),
+    [
+        (RunError("a full disk", rank=1, op="save"), 1, "save"),
+        (RunError("all skipped"), None, None),
+        (ConfigError([Violation(path="resume", value="x", rule="is", legal="y")]), None, None),
+    ],
+    ids=["named", "of nobody", "of the input"],
+)
+def test_what_all_raise_is_blamed_on_whom_it_names(
+    launcher: Launcher, error: PolyremeError, rank: int | None, op: str | None
+) -> None:
+    with pytest.raises(type(error)):
+        launcher.run(entries.raise_together, (error,), n_processes=3)
+    assert launcher.outcome is not None
+    verdict = launcher.outcome.verdict
+    assert verdict == Verdict(kind="error", rank=rank, op=op, what=str(error))
+
+
+def test_what_one_rank_raises_is_blamed_on_it(launcher: Launcher) -> None:
+    with pytest.raises(RunError, match="alone"):
+        launcher.run(entries.raises_on, (1, RunError("alone")), n_processes=2)
+    assert launcher.outcome is not None
+    assert launcher.outcome.verdict is not None
+    assert launcher.outcome.verdict.rank == 1
+
+
+def test_ranks_that_find_a_difference_themselves_name_it(launcher: Launcher) -> None:
+    with pytest.raises(RankFailed) as caught:
+        launcher.run(entries.calls_more_than_others, (1,), n_processes=3)
+    verdict = caught.value.verdict
+    assert (verdict.kind, verdict.rank, verdict.op) == ("diverged", 1, "barrier")
+    assert (caught.value.rank, verdict.stack) == (1, None)
 
 
 @pytest.mark.parametrize("fails", [False, True])

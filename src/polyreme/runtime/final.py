@@ -54,5 +54,5 @@ def save_final(
         pass
     failed = state.world.gather(failed)[0]
     if failed is not None:
-        raise RunError(failed)
+        raise RunError(failed, rank=0, op="save")
     return path

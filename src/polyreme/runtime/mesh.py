@@ -184,7 +184,8 @@ def open(  # noqa: A001
                     device_id=None if device.type == "cpu" else device,
                 )
         except (RuntimeError, ValueError) as error:
-            raise RunError(f"rank {place.rank} could not join the others: {error}") from error
+            what = f"rank {place.rank} could not join the others: {error}"
+            raise RunError(what, rank=place.rank) from error
         group = dist.group.WORLD
     return World(
         rank=place.rank,

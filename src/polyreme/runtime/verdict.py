@@ -34,6 +34,14 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     stack: str | None = None
 
 
+class Diverged(RunError):
+    """Ranks called different collectives; `verdict` names the one that differs."""
+
+    def __init__(self, verdict: Verdict) -> None:
+        self.verdict = verdict
+        super().__init__(verdict.what, rank=verdict.rank, op=verdict.op)
+
+
 def difference(accounts: Sequence[Account]) -> Verdict | None:
     """The first collective that ranks called otherwise than others, if there is one."""
     calls = {account.rank: {event.seq: event for event in account.events} for account in accounts}
@@ -89,7 +97,7 @@ def diverged(world: World) -> RunError:
     if verdict is None:
         counts = ", ".join(f"rank {account.rank}: {account.seq}" for account in accounts)
         return RunError(f"ranks called different collectives; their numbers: {counts}")
-    return RunError(verdict.what)
+    return Diverged(verdict)
 
 
 def attempt_json(attempt: int, verdict: Verdict | None, accounts: Sequence[Account]) -> bytes:

@@ -97,6 +97,7 @@ class Watch:
             order = "kill"
             self._heard = [self._wake, self._asked]
         if order == "kill":
+            self._end_s = 0.0  # patience is over, also with ranks that train
             self._signal(signal.SIGKILL)
         else:
             self._interrupt()
