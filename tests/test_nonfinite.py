@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from dataclasses import replace
 
 import pytest
@@ -12,7 +13,8 @@ from safetensors import safe_open
 from polyreme.algo.train import Train
 from polyreme.data.order import Order
 from polyreme.errors import RunError
-from polyreme.runtime import loop
+from polyreme.runtime import checkpoint, loop, tensorfile
+from polyreme.runtime.saver import Saver
 from test_runtime import Record
 from test_runtime_oddities import PAIRS, OneLayer, Poisoned, Scale, _scale_graph
 from tiny import Case, plan
@@ -37,7 +39,7 @@ def _order():
     return Order(n_samples=40, global_batch=BATCH, seed=0, tail="drop")
 
 
-def _train(world, layout, poisoned, folder=None, max_skipped=20):
+def _train(world, layout, poisoned, folder=None, max_skipped=20, save=None):
     """The error, or the record of the first rank."""
     graph = _scale_graph(RootLayer())
     job = replace(
@@ -45,12 +47,18 @@ def _train(world, layout, poisoned, folder=None, max_skipped=20):
         graph=graph,
         plan=plan(graph, **layout, global_batch=BATCH),
         source=Poisoned(poisoned, poison=0.0),
-        train=Train(steps=STEPS, global_batch=BATCH, max_skipped=max_skipped, tail="drop"),
+        train=Train(
+            steps=STEPS,
+            global_batch=BATCH,
+            max_skipped=max_skipped,
+            tail="drop",
+            checkpoint_every=None if save is None else 2,
+        ),
         folder=folder,
     )
     record = Record()
     try:
-        outcome = loop.train(job, world, log=record)
+        outcome = loop.train(job, world, log=record, save=save)
     except RunError as error:
         return str(error)
     finite = all(torch.isfinite(t).all().item() for t in outcome.state.tensors().values())
@@ -86,6 +94,50 @@ def test_the_samples_that_ended_a_run_are_kept(pool, tmp_path):
         assert json.loads(file.metadata()["sample_ids"]) == [ids.tolist()]
         features = file.get_tensor("0.features")
     assert torch.equal(features, Poisoned(poisoned, poison=0.0).train(ids)["features"])
+
+
+def test_samples_that_find_no_room_are_an_error_on_all_ranks(pool, tmp_path):
+    (tmp_path / "nonfinite").write_text("a file is in the way")
+    poisoned = [int(_order().local(step, 1, 2)[1]) for step in (1, 2)]
+    first, second = pool(2).run(_train, {"replica": 2}, poisoned, tmp_path, 1)
+    assert first == second
+    assert "on rank 1; their samples could not be kept: " in first
+    assert "File exists" in first
+
+
+def _with_checkpoint(world, poisoned, run):
+    """What becomes of a checkpoint that is under way when the run ends as not finite."""
+    write, writing, go = tensorfile.write, threading.Event(), threading.Event()
+
+    def slow(path, *args):
+        if "rank-" in path.name and world.rank == 0:
+            writing.set()
+            assert go.wait(30)
+        return write(path, *args)
+
+    gather = type(world).gather
+
+    def releasing(self, value):  # steps gather nothing: the run is ending
+        if writing.is_set():
+            go.set()
+        return gather(self, value)
+
+    graph = _scale_graph(RootLayer())
+    saver = Saver(run, graph, world, keep=1)
+    tensorfile.write, type(world).gather = slow, releasing
+    try:
+        said = _train(world, {"replica": 2}, poisoned, run, 1, save=saver)
+    finally:
+        tensorfile.write, type(world).gather = write, gather
+    return said, checkpoint.newest(run)
+
+
+def test_a_checkpoint_under_way_is_completed_before_a_run_ends(pool, tmp_path):
+    poisoned = [int(_order().local(step, 1, 2)[1]) for step in (1, 2)]
+    for said, newest in pool(2).run(_with_checkpoint, poisoned, tmp_path):
+        assert "2 steps in a row" in said
+        assert newest is not None
+        assert newest.name == "step-2"
 
 
 def test_a_run_without_one_finite_step_does_not_end_as_done(pool, tmp_path):

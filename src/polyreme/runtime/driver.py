@@ -44,13 +44,11 @@ class Microbatch:
 class Said:
     """What a rank tells all others at the end of a step, in numbers that float64 holds exactly.
 
-    `stop` is its wish to end the run, `save` the state of its part of a checkpoint under way,
-    `trail` a signature of the collectives it has called.
+    `stop` is its wish to end the run, `save` the state of its part of a checkpoint under way.
     """
 
     stop: bool = False
     save: int = 0
-    trail: int = 0
 
 
 class OnGradients(Protocol):
@@ -70,8 +68,8 @@ class StepResult:
     """What a step came to, the same on all ranks but for `times.step_s`.
 
     `loss` is the mean over all labels that carry loss. A skipped step has a reason and the ranks
-    whose samples caused it, if any did. `said` holds what each rank told. `memory_bytes` is the
-    highest peak of any device.
+    whose samples caused it, if any did. `said` holds what each rank told, `trails` a signature of
+    the collectives that each has called. `memory_bytes` is the highest peak of any device.
     """
 
     loss: float | None
@@ -80,6 +78,7 @@ class StepResult:
     reason: str | None
     bad_ranks: tuple[int, ...]
     said: tuple[Said, ...]
+    trails: tuple[int, ...]
     memory_bytes: int
     times: StepTimes
 
@@ -172,6 +171,7 @@ class Driver:
             reason=reason,
             bad_ranks=bad_ranks,
             said=agreed.said,
+            trails=tuple(int(own.trail) for own in agreed.own),
             memory_bytes=int(max(own.peak_bytes for own in agreed.own)),
             times=step_times(
                 step_s, blocked_s, [own.compute_s for own in agreed.own], self._world.rank
@@ -332,9 +332,7 @@ class _Agreed:
     @property
     def said(self) -> tuple[Said, ...]:
         """What each rank told."""
-        return tuple(
-            Said(stop=own.stop > 0, save=int(own.save), trail=int(own.trail)) for own in self.own
-        )
+        return tuple(Said(stop=own.stop > 0, save=int(own.save)) for own in self.own)
 
     @staticmethod
     def read(values: list[float], n_ranks: int) -> _Agreed:

@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Protocol
 
 import torch
@@ -223,7 +224,7 @@ class _Run:
             rate_factor=factor,
             say=self._said,
         )
-        if len({said.trail for said in result.said}) > 1:
+        if len(set(result.trails)) > 1:
             raise diverged(self.world)
         if self.save is not None:
             self.save.heard([said.save for said in result.said])
@@ -257,20 +258,41 @@ class _Run:
         )
 
     def _not_finite(self, rule: str, result: StepResult, read: _Read) -> RunError:
-        """The error that ends a run, the same on all ranks; those to blame keep their samples."""
-        step, folder, rank = self.state.progress.step, self.job.folder, self.world.rank
-        assert result.reason is not None, "skipped steps have a reason"
+        """The error that ends a run, the same on all ranks; those to blame keep their samples.
+
+        A checkpoint under way is completed.
+        """
+        step, folder = self.state.progress.step, self.job.folder
         kept = ""
         if folder is not None and result.bad_ranks:
             home = folder / "nonfinite"
+            failed = next(
+                filter(None, self.world.gather(self._keep_samples(home, result, read))), None
+            )
             kept = f"; their samples are in {home}"
-            if rank in result.bad_ranks:
-                ids = self.feed.own_ids(step - 1)
-                save_samples(home, step=step, rank=rank, reason=result.reason, ids=ids, read=read)
-            self.world.barrier()
+            if failed is not None:
+                kept = f"; their samples could not be kept: {failed}"
+        try:
+            self._saved()
+        except RunError as error:
+            kept += f"; {error}"
         ranks = ", ".join(map(str, result.bad_ranks))
         where = f" on rank {ranks}" if ranks else ""
-        return RunError(f"step {step}: {rule}; the last because {result.reason}{where}{kept}")
+        what = f"step {step}: {rule}; the last because {result.reason}{where}{kept}"
+        return RunError(what, rank=result.rank)
+
+    def _keep_samples(self, home: Path, result: StepResult, read: _Read) -> str | None:
+        """Why the samples could not be written, if this rank had to and could not."""
+        step, rank = self.state.progress.step, self.world.rank
+        if rank not in result.bad_ranks:
+            return None
+        assert result.reason is not None, "skipped steps have a reason"
+        ids = self.feed.own_ids(step - 1)
+        try:
+            save_samples(home, step=step, rank=rank, reason=result.reason, ids=ids, read=read)
+        except OSError as error:
+            return f"{error.filename or home}: {error.strerror or error}"
+        return None
 
     def _record(self, result: StepResult, n_samples: int, factor: float, sent_bytes: int) -> None:
         now, step_s = self.state.progress, result.times.step_s

@@ -5,9 +5,12 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import torch  # noqa: TC002
-from safetensors.torch import save_file
+from . import tensorfile
+
+if TYPE_CHECKING:
+    import torch
 
 
 def save_samples(
@@ -22,12 +25,14 @@ def save_samples(
     """Write ``step-N.rank-R.safetensors``: each microbatch's fields as the model was given them.
 
     Tensors are named ``MICROBATCH.FIELD``; the metadata holds step, rank, reason and, as JSON,
-    ``sample_ids``: the sample numbers by microbatch.
+    ``sample_ids``: the sample numbers by microbatch. The file appears whole.
+
+    Raises OSError if it cannot be written.
     """
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"step-{step}.rank-{rank}.safetensors"
     tensors = {
-        f"{index}.{name}": field.contiguous()
+        f"{index}.{name}": field
         for index, fields in enumerate(read)
         for name, field in (fields or {}).items()
     }
@@ -37,5 +42,12 @@ def save_samples(
         "reason": reason,
         "sample_ids": json.dumps([list(part) for part in ids]),
     }
-    save_file(tensors, path, metadata)
+    partial = path.with_name(f".{path.name}.partial")
+    like = {name: tensorfile.entry(tensor) for name, tensor in tensors.items()}
+    try:
+        tensorfile.write(partial, like, map(tensorfile.content, tensors.values()), metadata)
+        partial.replace(path)
+    except OSError:
+        partial.unlink(missing_ok=True)
+        raise
     return path
