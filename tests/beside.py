@@ -24,7 +24,7 @@ from tiny import Case, plan
 
 TOLERANCES = {
     "fp64": Tolerance(loss=1e-9, tensor=1e-9),
-    "fp32": Tolerance(loss=1e-5, tensor=1e-4, updates=False),
+    "fp32": Tolerance(loss=1e-5, tensor=1e-4, apart=False),
 }
 DTYPES = {"fp64": torch.float64, "fp32": torch.float32}
 

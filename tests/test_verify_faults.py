@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from beside import beside
+from polyreme.algo.rule import SGD, AdamW
 from polyreme.errors import RunError
 from polyreme.runtime import loop
 from polyreme.runtime.apply import data
@@ -122,6 +123,16 @@ def forget_the_tie(world, put, job):
     put(Head, "forward", forgetful)
 
 
+def a_rate_that_is_off(world, put, job):
+    """Rank 1 takes its own steps a hundredth too long."""
+    update = Driver._update
+
+    def hasty(self, agreed, norm, nominal_weight, rate_factor):
+        update(self, agreed, norm, nominal_weight, rate_factor * (1 + world.rank / 100))
+
+    put(Driver, "_update", hasty)
+
+
 def not_finite(world, put, job):
     agree, calls = Driver._agree, []
 
@@ -186,6 +197,38 @@ def test_a_tied_weight_that_gets_no_gradient_from_its_second_place(pool, layout)
     assert (found.steps, found.first.name) == (1, "embed.weight")
     assert "others" not in found.first.words
     assert found.max_loss_error < 1e-12
+
+
+@pytest.mark.parametrize("n_steps", [1, 3])
+def test_clipping_by_a_local_norm_is_seen_in_float32(pool, n_steps):
+    case = Case(plan={"shard": 2, "level": "params", "precision": "fp32"}, clip_norm=0.1)
+    verdicts = pool(2).run(beside, case, clip_by_a_local_norm, n_steps)
+    assert verdicts[0].steps == 1
+    assert "in step 1 the update of" in verdicts[0].first.words
+    assert verdicts[0].max_grad_error < 1e-5
+
+
+@pytest.mark.parametrize("rule", [SGD(lr=0.1, momentum=0.9), AdamW(lr=0.01)], ids=str)
+def test_a_rate_that_is_off_on_one_rank_is_seen_in_float32(pool, rule):
+    case = Case(plan={"replica": 2, "precision": "fp32"}, rule=rule)
+    found = _verdict(pool, 2, case, a_rate_that_is_off)
+    assert found.steps == 1
+    assert "on rank 1" in found.first.words
+    assert found.max_parameter_error == pytest.approx(0.01, rel=0.05)
+
+
+@pytest.mark.parametrize(
+    "layout",
+    [{"replica": 2}, {"shard": 2, "level": "grads"}, {"shard": 2, "level": "params"}],
+    ids=str,
+)
+def test_adam_s_steps_on_rounding_alone_are_no_fault_in_float32(pool, layout):
+    case = Case(
+        Model(tied=True), {**layout, "precision": "fp32"}, rule=AdamW(lr=0.01), clip_norm=0.1
+    )
+    found = _verdict(pool, 2, case, None)
+    assert found.first is None, found.first
+    assert found.max_parameter_error < 1e-4
 
 
 def test_clipping_by_a_local_norm_is_seen_in_the_second_step(pool):

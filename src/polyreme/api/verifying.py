@@ -135,7 +135,7 @@ def beside_reference(
 
     job = _job(problem, plan, dtype)
     tolerance = Tolerance(
-        loss=_LOSS_TOLERANCE[dtype], tensor=_TOLERANCE[dtype], updates=dtype == "float64"
+        loss=_LOSS_TOLERANCE[dtype], tensor=_TOLERANCE[dtype], apart=dtype == "float64"
     )
     oracle = _on_first_alone(world, lambda: _reference(problem, job, world))
     verdict = beside(job, world, oracle, n_steps=n_steps, tolerance=tolerance)

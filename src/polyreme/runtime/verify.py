@@ -40,14 +40,15 @@ class Tolerance(msgspec.Struct, frozen=True, kw_only=True):
 
     `loss` bounds the relative error of a step's loss; `tensor` the norm of a difference, over the
     tensor's own norm or a thousandth of the norm over all tensors, whichever is more.
-    With `updates` each takes its own steps, and parameters are compared after the last. Without,
-    the oracle starts each step from the run's parameters: where rounding is coarse, two runs part
-    on their own (a unit of ReLU that is on in one of them is enough).
+    With `apart` each takes its own steps, and parameters are compared after the last. Without,
+    the oracle starts each step from the run's parameters and updates by the run's gradients, and
+    the updates are compared: where rounding is coarse, two runs part on their own (a unit of ReLU
+    that is on in one of them is enough, and Adam makes whole steps of rounding alone).
     """
 
     loss: float
     tensor: float
-    updates: bool = True
+    apart: bool = True
 
 
 class Difference(msgspec.Struct, frozen=True, kw_only=True):
@@ -58,7 +59,10 @@ class Difference(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Verdict(msgspec.Struct, frozen=True, kw_only=True):
-    """The largest errors over all ranks and steps, and the first difference, if any."""
+    """The largest errors over all ranks and steps, and the first difference, if any.
+
+    `max_parameter_error` is of parameters, or of their updates where those are compared.
+    """
 
     steps: int
     max_loss_error: float = 0.0
@@ -77,7 +81,8 @@ def verify(
     """Train up to `n_steps` steps beside the oracle, which rank 0 has; the same on all ranks.
 
     Initial parameters are compared, then the loss, its weight and the mean gradients of every
-    step, then the parameters that came of it. The run ends at the first step that differs.
+    step, then the parameters or the updates that came of it. The run ends at the first step that
+    differs.
 
     Raises RunError where a step was skipped as not finite.
     """
@@ -94,8 +99,7 @@ def verify(
             load=lockstep.compare_initial,
             on_gradients=lockstep.compare_step,
         )
-        if tolerance.updates:
-            lockstep.compare_final(outcome.state)
+        lockstep.compare_final(outcome.state)
     except _Differs:
         pass
     except RunError as error:
@@ -112,6 +116,7 @@ class _Lockstep:
         self._world, self._oracle = world, oracle
         self._n_steps, self._tolerance = n_steps, tolerance
         self._state: State | None = None
+        self._moved: dict[str, float] = {}  # norms of the oracle's last update
         self.verdict = Verdict(steps=0)
 
     def is_last(self) -> bool:
@@ -136,7 +141,9 @@ class _Lockstep:
         """Hold a step to the oracle's, then let the oracle take it too."""
         assert self._state is not None, "initial values were compared"
         masters, number = self._state.applied.masters, self.verdict.steps + 1
-        if number > 1 and not self._tolerance.updates:
+        if not self._tolerance.apart:
+            if number > 1:
+                self._compare_update(masters)
             self._follow(masters)
         before: Difference | None = None
         expected: dict[str, torch.Tensor | None] = {}
@@ -153,15 +160,30 @@ class _Lockstep:
         if found is not None and before is not None:
             found = Difference(name=found.name, words=f"{found.words}; {before.words}")
         self._conclude(found or before)
-        if self._oracle is not None and self._tolerance.updates:
+        if not self._tolerance.apart:
+            self._take(ordered)
+        if self._oracle is not None:
+            before_update = _copied(self._oracle.parameters) if not self._tolerance.apart else {}
             self._oracle.update(number - 1)
+            after = self._oracle.parameters
+            self._moved = {name: _norm(after[name] - old) for name, old in before_update.items()}
 
     def compare_final(self, state: State) -> None:
-        """Hold the parameters after the last step to the oracle's."""
+        """Hold the parameters after the last step, or its update, to the oracle's."""
+        if not self._tolerance.apart:
+            self._compare_update(state.applied.masters)
+            return
         worst, wrong = self._errors(state.applied.masters, self._expected())
         self._note(max_parameter_error=worst)
         when = f"after step {self.verdict.steps}"
         self._conclude(_named(wrong, "value", when, self._tolerance))
+
+    def _compare_update(self, masters: Mapping[str, torch.Tensor]) -> None:
+        """Hold the update of the last step, from the same parameters and gradients."""
+        worst, wrong = self._errors(masters, self._expected(), moved=self._moved)
+        self._note(max_parameter_error=worst)
+        when = f"in step {self.verdict.steps}"
+        self._conclude(_named(wrong, "update", when, self._tolerance))
 
     def _follow(self, masters: Mapping[str, torch.Tensor]) -> None:
         """Give the oracle the parameters that the run is at."""
@@ -170,6 +192,13 @@ class _Lockstep:
             if self._oracle is not None:
                 with torch.no_grad():
                     self._oracle.parameters[name].copy_(whole)
+
+    def _take(self, gradients: Mapping[str, torch.Tensor | None]) -> None:
+        """Give the oracle the gradients of the run."""
+        for name, tensor in gradients.items():
+            whole = None if tensor is None else self._whole(tensor)
+            if self._oracle is not None:
+                self._oracle.parameters[name].grad = None if whole is None else whole.clone()
 
     def _expected(self) -> dict[str, torch.Tensor | None]:
         return {} if self._oracle is None else dict(self._oracle.parameters)
@@ -212,14 +241,19 @@ class _Lockstep:
         self,
         tensors: Mapping[str, torch.Tensor | None],
         expected: Mapping[str, torch.Tensor | None],
+        moved: Mapping[str, float] | None = None,
     ) -> tuple[float, list[tuple[str, float, int]]]:
         """The largest error, and (name, error, rank) of each tensor that differs, on rank 0.
 
-        Every rank holds what it has, gathered whole, to what rank 0 expects.
+        Every rank holds what it has, gathered whole, to what rank 0 expects. With `moved` errors
+        are of updates with these norms; a unit in the last place of each value is none.
         """
         norms, own = [], []
         for name, tensor in tensors.items():
             difference, norm = self._difference(tensor, expected.get(name))
+            if moved is not None and tensor is not None:
+                difference = max(difference - torch.finfo(tensor.dtype).eps * norm, 0.0)
+                norm = moved.get(name, 0.0)
             own.append(difference)
             norms.append(norm)
         ranks: list[list[float]] = self._world.gather(own)
@@ -288,6 +322,10 @@ def _named(
         f"more than {tolerance.tensor:g}{others}"
     )
     return Difference(name=name, words=words)
+
+
+def _copied(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    return {name: tensor.detach().clone() for name, tensor in tensors.items()}
 
 
 def _norm(tensor: torch.Tensor) -> float:
