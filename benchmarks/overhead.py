@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import statistics
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -26,7 +27,8 @@ from polyreme.cluster.accelerator import detect
 from polyreme.data.order import Order
 from polyreme.runtime import loop, mesh
 from polyreme.runtime.launch import launch
-from polyreme.runtime.saver import AtOnce
+from polyreme.runtime.saver import Metrics
+from polyreme.runtime.state import State
 
 TURN = 5
 
@@ -88,6 +90,35 @@ class Bare:
         self.step_s.append(time.perf_counter() - start_s)
 
 
+class InTurns:
+    """Takes a turn of the bare loop where a checkpoint is due.
+
+    `marks` are the process's seconds at the start of each turn, polyreme's first.
+    """
+
+    stage = 0
+
+    def __init__(self, bare: Bare) -> None:
+        self._bare = bare
+        self._step: int | None = None
+        self.marks = [time.process_time()]
+
+    def begin(self, state: State, metrics: Metrics) -> None:
+        """Take it."""
+        self.marks.append(time.process_time())
+        for _ in range(TURN):
+            self._bare.step()
+        self.marks.append(time.process_time())
+        self._step = state.progress.step
+
+    def heard(self, stages: Sequence[int]) -> None:
+        """Nothing is under way."""
+
+    def finish(self) -> int | None:
+        """Nothing is under way."""
+        return self._step
+
+
 def compare(level: str, size: Size, steps: int, bf16: bool) -> tuple[Timings, Timings]:
     """The bare loop's and polyreme's times on this process."""
     torch.set_num_threads(1)
@@ -100,17 +131,10 @@ def compare(level: str, size: Size, steps: int, bf16: bool) -> tuple[Timings, Ti
     source = RandomTokens(size.tokens)
     bare = Bare(world, source, size, sharded=level != "none", bf16=bf16)
 
-    marks = [time.process_time()]  # at the start of each turn, ours first
-
-    def take_turn(_: object) -> None:
-        marks.append(time.process_time())
-        for _ in range(TURN):
-            bare.step()
-        marks.append(time.process_time())
-
-    outcome = loop.train(ours, world, save=AtOnce(take_turn))
+    in_turns = InTurns(bare)
+    outcome = loop.train(ours, world, save=in_turns)
     mesh.close(world)
-    turns = [(end - start) / TURN for start, end in pairwise(marks)]
+    turns = [(end - start) / TURN for start, end in pairwise(in_turns.marks)]
     return Timings(wall_s=bare.step_s, cpu_s=turns[1::2]), Timings(
         wall_s=list(outcome.step_s), cpu_s=turns[::2]
     )

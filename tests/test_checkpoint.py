@@ -23,6 +23,7 @@ from polyreme.runlog import CheckpointEvent, Writer, read
 from polyreme.runtime import checkpoint, saver, tensorfile
 from polyreme.runtime.mesh import World
 from polyreme.runtime.state import Progress
+from tiny import save
 
 GRAPH = SimpleNamespace(name="toy", fingerprint="f00d")
 LONE = World(
@@ -78,7 +79,7 @@ def _state(world: World, layout: str, values: dict[str, torch.Tensor], step: int
 
 
 def _save(world: World, layout: str, run: Path, step: int = 1, keep: int = 2) -> None:
-    saver.save(_state(world, layout, _values(step), step), run, graph=GRAPH, keep=keep)
+    save(_state(world, layout, _values(step), step), run, graph=GRAPH, keep=keep)
 
 
 def _load(world: World, layout: str, run: Path) -> tuple[Progress, dict[str, torch.Tensor]]:
@@ -168,7 +169,7 @@ def test_old_ones_are_pruned_and_the_newest_is_pointed_to(tmp_path):
 def test_saving_a_step_again_replaces_it(tmp_path):
     for value in (1.0, 2.0):
         state = FakeState(LONE, Progress(step=4), {"param/x": torch.tensor(value)})
-        saver.save(state, tmp_path, graph=GRAPH, keep=1)
+        save(state, tmp_path, graph=GRAPH, keep=1)
     state = FakeState(LONE, Progress(), {"param/x": torch.tensor(0.0)})
     checkpoint.load(state, tmp_path / "checkpoints" / "step-4", graph=GRAPH)
     assert state.named["param/x"] == 2.0
@@ -219,7 +220,7 @@ def test_stopping_at_any_rename_or_sync_leaves_a_whole_checkpoint(tmp_path, monk
             patched.setattr(owner, name, stop_or(getattr(owner, name)))
         patched.setattr(saver.Saver, "_fail", _die)
         try:
-            saver.save(state, tmp_path, graph=GRAPH, keep=1)
+            save(state, tmp_path, graph=GRAPH, keep=1)
         except _Killed:
             pass
         else:
@@ -357,7 +358,7 @@ def test_each_element_is_written_once(pool, tmp_path):
 def test_the_log_is_told(tmp_path):
     log = Writer(tmp_path / "log.jsonl")
     state = _state(LONE, "whole", _values())
-    saver.save(state, tmp_path, graph=GRAPH, keep=1, log=log)
+    save(state, tmp_path, graph=GRAPH, keep=1, log=log)
     log.close()
     (event,) = read(tmp_path / "log.jsonl")
     assert isinstance(event, CheckpointEvent)

@@ -16,11 +16,10 @@ from polyreme.graph.layer import Layer, LayerGraph
 from polyreme.runtime import loop
 from polyreme.runtime.apply.data import apply
 from polyreme.runtime.driver import Driver, Microbatch
-from polyreme.runtime.saver import AtOnce
 from polyreme.runtime.state import State, average_buffers, full_parameters
 from polyreme.sample import SampleSpec, TensorSpec
 from test_runtime import Record, _assert_equal, _train
-from tiny import Case, Model, Samples, plan, reference
+from tiny import AtOnce, Case, Model, Samples, plan, reference
 
 PAIRS = [
     {"replica": 2},

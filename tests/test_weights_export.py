@@ -23,14 +23,14 @@ from polyreme.errors import ConfigError, RunError
 from polyreme.graph.options import ResNet20
 from polyreme.runtime import checkpoint, loop, pieces
 from polyreme.runtime.final import save_final
-from polyreme.runtime.saver import Saver, save
+from polyreme.runtime.saver import Saver
 from polyreme.runtime.state import Progress
 from polyreme.runtime.weights import import_weights
 from polyreme.runtime.weights_export import export_weights
 from polyreme.runtime.weights_names import wanted
 from test_graph_huggingface import CASES, IMAGE, graph_of, library_model
 from test_weights import contents, saved
-from tiny import VOCABULARY, Case, Samples, plan
+from tiny import VOCABULARY, Case, Samples, plan, save
 
 torch.set_num_threads(1)
 
@@ -175,7 +175,7 @@ def _trained(world, run: Path) -> None:
     job = dataclasses.replace(case.job(), graph=tiny_llama())
     split = {"shard": 2, "level": "params", "global_batch": 6, "precision": "fp32"}
     job = dataclasses.replace(job, plan=plan(job.graph, **split))
-    start = checkpoint.find(str(run), run / "elsewhere")
+    (start,) = checkpoint.find(str(run), run / "elsewhere")
     outcome = loop.train(
         job,
         world,

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -16,7 +17,10 @@ from polyreme.algo.rule import SGD, AdamW
 from polyreme.algo.train import Train
 from polyreme.graph.layer import Layer, LayerGraph
 from polyreme.plan.ir import LayerPlan, Plan, Stage, accumulation_order, data_split
+from polyreme.runlog import Writer
 from polyreme.runtime.job import Job
+from polyreme.runtime.saver import Metrics, Saver
+from polyreme.runtime.state import State
 from polyreme.sample import SampleSpec, TensorSpec
 
 VOCABULARY, HIDDEN, TOKENS = 13, 6, 5
@@ -282,3 +286,32 @@ def reference(case: Case) -> tuple[dict[str, torch.Tensor], list[float], list[fl
         losses.append(loss.item())
         norms.append(float(norm))
     return {name: tensor.detach() for name, tensor in weights.items()}, losses, norms
+
+
+class AtOnce:
+    """Calls a function at each save, and waits for it."""
+
+    stage = 0
+
+    def __init__(self, save: Callable[[State], None]) -> None:
+        self._save = save
+        self._saved: int | None = None
+
+    def begin(self, state: State, metrics: Metrics) -> None:
+        self._save(state)
+        self._saved = state.progress.step
+
+    def heard(self, stages: Sequence[int]) -> None:
+        """Nothing is under way."""
+
+    def finish(self) -> int | None:
+        return self._saved
+
+
+def save(
+    state: State, run_folder: Path, *, graph: LayerGraph, keep: int, log: Writer | None = None
+) -> None:
+    """Write one checkpoint and wait for it; all ranks call it together."""
+    saver = Saver(run_folder, graph, state.world, keep=keep, log=log)
+    saver.begin(state, {})
+    saver.finish()

@@ -81,7 +81,6 @@ class Account(msgspec.Struct, frozen=True, kw_only=True):
     began_s: float = 0.0
     seq: int = 0
     waiting: int = 0
-    waiting_since_s: float = 0.0
     doing: str = "starting"
     events: tuple[Event, ...] = ()
     stack: str | None = None
@@ -262,7 +261,7 @@ def process_state(pid: int) -> str:
 def _account(memory: bytes | mmap.mmap, rank: int) -> Account:
     _, pid, phase, began_s = _WHO.unpack_from(memory, 0)
     seq, _ = _COUNT.unpack_from(memory, _COUNT_AT)
-    waits_in, since_s = _WAIT.unpack_from(memory, _WAIT_AT)
+    waits_in, _ = _WAIT.unpack_from(memory, _WAIT_AT)
     doing = _DOING.unpack_from(memory, _DOING_AT)[1]
     events = []
     for index in range(N_SLOTS):
@@ -291,7 +290,6 @@ def _account(memory: bytes | mmap.mmap, rank: int) -> Account:
         began_s=began_s,
         seq=seq,
         waiting=waits_in,
-        waiting_since_s=since_s,
         doing=_text(doing),
         events=tuple(sorted(events, key=lambda event: event.seq)),
     )

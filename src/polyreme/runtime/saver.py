@@ -64,28 +64,6 @@ class Saving(Protocol):
         """
 
 
-class AtOnce:
-    """Calls a function at each save, and waits for it."""
-
-    stage = 0
-
-    def __init__(self, save: Callable[[State], None]) -> None:
-        self._save = save
-        self._saved: int | None = None
-
-    def begin(self, state: State, metrics: Metrics) -> None:
-        """Call it."""
-        self._save(state)
-        self._saved = state.progress.step
-
-    def heard(self, stages: Sequence[int]) -> None:
-        """Nothing is under way."""
-
-    def finish(self) -> int | None:
-        """Nothing is under way."""
-        return self._saved
-
-
 class Saver:
     """Saves into ``checkpoints/`` of a run folder. All ranks make one together.
 
@@ -298,13 +276,3 @@ class Saver:
         kept = "there is none before it" if before is None else f"{before.name} stays the newest"
         place = error.filename or self._partial
         return f"{place}: {error.strerror or error}; {needed}, {free}; {kept}"
-
-
-def save(
-    state: State, run_folder: Path, *, graph: LayerGraph, keep: int, log: Writer | None = None
-) -> Path:
-    """Write one checkpoint and wait for it; all ranks call it together."""
-    saver = Saver(run_folder, graph, state.world, keep=keep, log=log)
-    saver.begin(state, {})
-    saver.finish()
-    return run_folder / "checkpoints" / f"step-{state.progress.step}"
