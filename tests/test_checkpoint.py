@@ -284,7 +284,7 @@ def test_ranks_without_a_shared_folder_are_told(tmp_path, monkeypatch):
 
 
 def test_resume_names_a_run_a_checkpoint_or_nothing(tmp_path):
-    assert checkpoint.find("auto", tmp_path) is None
+    assert checkpoint.find("auto", tmp_path) == ()
     with pytest.raises(ConfigError, match="holds no complete checkpoint"):
         checkpoint.find(str(tmp_path), tmp_path)
     with pytest.raises(ConfigError, match="is no folder"):
@@ -292,7 +292,7 @@ def test_resume_names_a_run_a_checkpoint_or_nothing(tmp_path):
     _save(LONE, "whole", tmp_path)
     folder = tmp_path / "checkpoints" / "step-1"
     for text in ("auto", str(tmp_path), str(folder)):
-        assert checkpoint.find(text, tmp_path) == folder
+        assert checkpoint.find(text, tmp_path) == (folder,)
 
 
 def test_a_later_format_or_a_broken_meta_is_refused(tmp_path):

@@ -68,6 +68,7 @@ def _train(
     faults: dict[int, Fault],
     *,
     searched: bool = False,
+    resume: str | None = None,
     **settings: Any,
 ) -> runlog.Summary:
     """A run of STEPS steps that saves every fourth; attempt -> fault.
@@ -92,7 +93,7 @@ def _train(
         (plan, *_) = pr.plan(spec, assume=True, devices=2, overrides=["parallel.replica=2"])
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(training, "Launcher", lambda **_: shared)
-        found = pr.train(spec, out=folder, devices=2, plan=plan)
+        found = pr.train(spec, out=folder, devices=2, plan=plan, resume=resume)
     assert found is not None
     return found
 
@@ -124,6 +125,57 @@ def test_a_killed_rank_costs_steps_but_not_the_result(launcher: Launcher, tmp_pa
     assert told["verdict"]["rank"] == 1
     assert [rank["state"] for rank in told["ranks"]][1] == "ended by SIGKILL"
     assert (tmp_path / "run" / "report.html").exists()
+
+
+def test_a_restart_before_the_first_save_begins_from_what_the_run_was_begun_from(
+    launcher: Launcher, tmp_path: Path
+) -> None:
+    """Not from later steps that the run went back from."""
+    _train(launcher, tmp_path, {})
+    whole = load_file(tmp_path / "final.safetensors")
+    resume = str(tmp_path / "checkpoints" / "step-8")
+    _train(launcher, tmp_path, {1: Fault(1, 2, "SIGKILL")}, resume=resume)
+    restarts = _events(tmp_path, runlog.RestartEvent)
+    assert [(event.attempt, event.step) for event in restarts] == [(1, 8), (2, 8)]
+    found = load_file(tmp_path / "final.safetensors")
+    assert all(torch.equal(found[name], tensor) for name, tensor in whole.items())
+
+
+def test_a_restart_sets_a_damaged_checkpoint_aside_and_takes_the_one_before(
+    launcher: Launcher,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    def damage(seconds: float) -> None:
+        found = checkpoint.newest(tmp_path)
+        if found is not None and found.name == "step-8":
+            (found / "meta.json").write_text("{")
+
+    monkeypatch.setattr(attempts.time, "sleep", damage)
+    assert _train(launcher, tmp_path, {0: Fault(1, 12, "SIGKILL")}).status == "done"
+    (restart,) = _events(tmp_path, runlog.RestartEvent)
+    assert restart.step == 4
+    assert (tmp_path / "checkpoints" / "damaged.step-8").is_dir()
+    assert "step-8" in capfd.readouterr().err
+
+
+def test_a_run_outlives_the_process_that_ranks_are_forked_from(
+    launcher: Launcher, tmp_path: Path
+) -> None:
+    log = tmp_path / "log.jsonl"
+
+    def kill() -> None:
+        while not log.exists() or b'"step":5' not in log.read_bytes():
+            time.sleep(0.02)
+        launcher._zygote.kill()
+
+    threading.Thread(target=kill, daemon=True).start()
+    assert _train(launcher, tmp_path, {0: Fault(1, 6, "sleep")}).status == "done"
+    (fault,) = _events(tmp_path, runlog.FaultEvent)
+    assert fault.what.startswith("the process that ranks are forked from ended by SIGKILL")
+    (restart,) = _events(tmp_path, runlog.RestartEvent)
+    assert restart.step in (0, 4)
 
 
 @pytest.mark.parametrize(

@@ -346,7 +346,7 @@ def _end(command: Callable[[], Any], json: bool) -> None:
     except KeyboardInterrupt:
         typer.echo("polyreme: interrupted", err=True)
         raise typer.Exit(130) from None
-    if json:
+    if json and result is not None:  # one process of a launcher's prints for all
         typer.echo(msgspec.json.encode(result).decode())
     raise typer.Exit(130 if getattr(result, "status", "done") == "interrupted" else 0)
 

@@ -10,7 +10,7 @@ from .. import runlog
 from .. import spec as specs
 from ..cluster.accelerator import Accelerator
 from ..cluster.types import Cluster
-from ..errors import RunError
+from ..errors import PolyremeError, RunError
 from ..plan import store as plans
 from ..runtime.record import Account
 from ..runtime.verdict import Verdict, attempt_json
@@ -69,7 +69,7 @@ def conclude(
     """The summary and the report of a run whose first rank could not write them.
 
     A run that had done nothing yet gets none, and one that was asked to end after it had written
-    its summary keeps that. What a full disk does not take is said.
+    its summary keeps that. What cannot be written is said.
     """
     from ..report.page import render
 
@@ -80,8 +80,8 @@ def conclude(
         if status == "failed" or not (folder / "summary.json").exists():
             _summarise(spec, folder, status, machines)
         render([folder], folder / "report.html")
-    except RunError as error:
-        sys.stderr.write(f"polyreme: {error}\n")
+    except (OSError, PolyremeError) as error:  # the one that ended the run is the one to raise
+        sys.stderr.write(f"polyreme: no summary or report was made: {error}\n")
 
 
 def _summarise(

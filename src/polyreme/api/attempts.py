@@ -12,9 +12,8 @@ from ..cluster.detect import detect
 from ..cluster.types import Cluster
 from ..errors import PolyremeError, RunError
 from ..plan import store as plans
-from ..runtime.checkpoint import newest
 from ..runtime.launch import Launcher, RankFailed
-from . import folders
+from . import folders, starting
 from .aftermath import next_attempt, note
 from .ranks import Request, Result, n_devices, work
 
@@ -40,7 +39,7 @@ class Attempts:
         self._n_restarts = 0
         self._n_in_row = 0  # restarts since the newest checkpoint
         self._last: tuple[int | None, Path | None] | None = None  # whom the last failure blamed
-        goes_on = request.resume is not None and request.folder in request.resume.parents
+        goes_on = folders.goes_on(request.folder, request.resume)
         self._first_attempt = next_attempt(request.folder) if goes_on else 0
         self.begun = False
         self.folder = request.folder
@@ -113,7 +112,9 @@ class Attempts:
 
     def _has_begun(self) -> bool:
         outcome = self._launcher.outcome
-        return outcome is not None and outcome.accounts[0].phase != "starting"
+        if outcome is None:  # the process that knew is gone
+            return starting.begun(self.folder, self._request.start.launch) is not None
+        return outcome.accounts[0].phase != "starting"
 
     def _prepare(self, error: RankFailed) -> None:
         """Note what happened, wait, and make the request of the next attempt."""
@@ -122,11 +123,12 @@ class Attempts:
         if self.begun:
             self.note(error)
         start_s = time.time()
-        found = newest(folder) if self.begun else request.resume
+        resume = request.start.again(folder) if self.begun else request.resume
+        found = resume[0] if resume else None
         blamed = error.verdict.rank, found
         new_checkpoint = self._last is None or self._last[1] != found
         self._n_in_row = 0 if new_checkpoint else self._n_in_row + 1
-        wait_s = min(_MOST_WAIT_S, self._train.restart_wait_s * 2**self._n_in_row)
+        wait_s = min(_MOST_WAIT_S, self._train.restart_wait_s * 2 ** min(self._n_in_row, 10))
         where = "from the start" if found is None else f"from {found.name}"
         sys.stderr.write(
             f"polyreme: {error.verdict.what}; starting again {where} in {wait_s:g} s "
@@ -135,7 +137,7 @@ class Attempts:
         time.sleep(wait_s)
         if self.begun:
             kept = plans.load(folder / folders.PLAN)
-            request = dataclasses.replace(request, plans=(kept,), resume=found)
+            request = dataclasses.replace(request, plans=(kept,), resume=resume)
         again = blamed[0] is not None and self._last == blamed
         request = self._with_devices_left(request, blamed[0] if again else None, error)
         self._last = blamed

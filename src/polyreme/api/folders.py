@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import IO
 
 from .. import runlog
 from .. import spec as specs
@@ -33,23 +34,45 @@ def claimed(folder: Path) -> Iterator[None]:
     refuse_file(folder)
     folder.parent.mkdir(parents=True, exist_ok=True)
     mark = folder.parent / f".{folder.name}.lock"
-    with mark.open("w") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            rule, legal = "is being written by another command", "another folder"
-            raise ConfigError(
-                [Violation(path="--out", value=str(folder), rule=rule, legal=legal)]
-            ) from None
+    with _locked(mark, folder):
         try:
             yield
         finally:
             mark.unlink(missing_ok=True)
 
 
-def make_way(folder: Path, resume: Path | None) -> None:
+def _locked(mark: Path, folder: Path) -> IO[str]:
+    """The lock's file, locked, and still the one of that name: its last holder removes it."""
+    while True:
+        file = mark.open("w")
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if _is_at(file, mark):
+                return file
+        except BlockingIOError:
+            file.close()
+            rule, legal = "is being written by another command", "another folder"
+            raise ConfigError(
+                [Violation(path="--out", value=str(folder), rule=rule, legal=legal)]
+            ) from None
+        file.close()
+
+
+def _is_at(file: IO[str], path: Path) -> bool:
+    try:
+        return os.path.samestat(os.fstat(file.fileno()), path.stat())
+    except FileNotFoundError:
+        return False
+
+
+def goes_on(folder: Path, resume: Sequence[Path]) -> bool:
+    """Whether a run that begins from one of these checkpoints is the one in the folder."""
+    return any(folder.resolve() in each.resolve().parents for each in resume)
+
+
+def make_way(folder: Path, resume: Sequence[Path]) -> None:
     """Move a run that is in the folder and is not gone on with, and say where to."""
-    if (folder / LOG).exists() and (resume is None or folder not in resume.parents):
+    if (folder / LOG).exists() and not goes_on(folder, resume):
         place = _beside(folder)
         folder.rename(place)
         sys.stderr.write(f"polyreme: the run in {folder} is kept as {place}\n")
@@ -58,7 +81,8 @@ def make_way(folder: Path, resume: Path | None) -> None:
 def begin(folder: Path, spec: specs.Spec, top: Sequence[Plan], profile: Profile | None) -> None:
     """Write what the run is about to do: the first of the best plans.
 
-    A run that goes on while the disk is full keeps what it wrote before, and says so.
+    A run that goes on while the disk is full keeps what it wrote before, and says so; what an
+    earlier attempt came to is no longer true.
 
     Raises:
         RunError: the folder cannot be written.
@@ -67,6 +91,8 @@ def begin(folder: Path, spec: specs.Spec, top: Sequence[Plan], profile: Profile 
     partial = folder / ".spec.toml.partial"
     try:
         folder.mkdir(parents=True, exist_ok=True)
+        for name in ("summary.json", "report.html"):
+            (folder / name).unlink(missing_ok=True)
         partial.write_text(specs.dump(spec))
         partial.replace(path)
         plans.save(top[0], folder / PLAN, top)
@@ -81,14 +107,20 @@ def begin(folder: Path, spec: specs.Spec, top: Sequence[Plan], profile: Profile 
 
 
 def take_logs(logs: Path, folder: Path) -> None:
-    """Move what other ranks said into the run folder's ``ranks/``; nothing said leaves nothing."""
-    said = sorted(logs.glob("*")) if logs.is_dir() else []
-    if said and folder.is_dir():
-        (folder / "ranks").mkdir(exist_ok=True)
-        for file in said:
-            file.replace(folder / "ranks" / file.name)
-    if logs.is_dir() and not any(logs.iterdir()):
-        logs.rmdir()
+    """Move what other ranks said into the run folder's ``ranks/``; nothing said leaves nothing.
+
+    What cannot be moved stays where it is, and that is said.
+    """
+    try:
+        said = sorted(logs.glob("*")) if logs.is_dir() else []
+        if said and folder.is_dir():
+            (folder / "ranks").mkdir(exist_ok=True)
+            for file in said:
+                file.replace(folder / "ranks" / file.name)
+        if logs.is_dir() and not any(logs.iterdir()):
+            logs.rmdir()
+    except OSError as error:
+        sys.stderr.write(f"polyreme: {logs} cannot be moved into {folder}: {error.strerror}\n")
 
 
 def writable(path: Path) -> None:

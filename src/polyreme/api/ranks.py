@@ -34,8 +34,9 @@ from ..runtime.saver import Saver
 from ..runtime.state import Progress, State
 from ..runtime.trackers import open_trackers
 from ..runtime.watchdog import OnVerdict
-from . import folders, steps
+from . import folders, starting, steps
 from .problem import Problem, pose
+from .starting import Start
 
 _T = TypeVar("_T")
 
@@ -49,7 +50,8 @@ class Request:
     launcher from outside. `start_s` is when the command, or this attempt of it, began
     (``time.time``), so that start-up counts as time lost. `again` says that the run folder is
     this run's already, `attempt` how its events are numbered (unset: as the next in the log);
-    `devices` are indices of this host's devices by local rank (unset: the first ones).
+    `devices` are indices of this host's devices by local rank (unset: the first ones). `start` is
+    how the run began, `resume` the checkpoints of which the first that is whole is loaded.
     """
 
     spec: specs.Spec
@@ -57,7 +59,8 @@ class Request:
     accelerator: Accelerator
     folder: Path
     plans: tuple[Plan, ...] = ()
-    resume: Path | None = None
+    start: Start
+    resume: tuple[Path, ...] = ()
     progress: bool = False
     all_devices: bool = False
     start_s: float
@@ -81,12 +84,18 @@ def measured(spec: specs.Spec, cluster: Cluster, accelerator: Accelerator) -> Pr
         return measure(problem.graph, problem.cluster, problem.workload.precision, world)
 
 
-def work(request: Request, on_verdict: OnVerdict | None = None) -> Result:
+def work(
+    request: Request,
+    on_verdict: OnVerdict | None = None,
+    begin: Callable[[Request], Request] | None = None,
+) -> Result:
     """Profile and plan if need be, then train; rank 0 writes the run folder.
 
     A plan for fewer devices than there are processes is returned without training, so that the
     caller starts as many; under torchrun or Slurm the best plan for all of them is run.
     `on_verdict` is called before all end where ranks watch each other and find one that stalls.
+    `begin` is asked on rank 0 alone what the run is begun from, since ranks may see a shared
+    folder at different times.
     """
     timeout_s = request.spec.train.timeout_s
     with (
@@ -95,6 +104,9 @@ def work(request: Request, on_verdict: OnVerdict | None = None) -> Result:
     ):
         if world.watchdog is not None and on_verdict is not None:
             world.watchdog.on_verdict = on_verdict
+        if begin is not None:
+            wanted, find = request, begin
+            request = _on_first(world, lambda: find(wanted))
         problem = pose(request.spec, machines=(request.cluster, request.accelerator))
         profile, found = _plans(request, problem, world)
         plan = found[0]
@@ -107,11 +119,22 @@ def work(request: Request, on_verdict: OnVerdict | None = None) -> Result:
             if not request.again:
                 folders.make_way(request.folder, request.resume)
             folders.begin(request.folder, spec, found, profile)
+            _leave_start(request)
             _say(request, f"running {describe(plan)}")
             world.record.enter("begun")
         world.barrier()
         summary_ = _train(request, problem, profile, plan, source, world, stop)
         return Result(summary=summary_, plans=found)
+
+
+def _leave_start(request: Request) -> None:
+    """For later attempts; a run that goes on while the disk is full does without."""
+    if request.again:
+        return
+    try:
+        starting.leave(request.start, request.folder)
+    except RunError as error:
+        sys.stderr.write(f"polyreme: {error}\n")
 
 
 def n_devices(plan: Plan) -> int:
@@ -147,6 +170,37 @@ def _plans(
         )
 
 
+def _load(request: Request, state: State, problem: Problem) -> Progress:
+    """Load the first checkpoint that is whole; those of the run that are damaged are set aside.
+
+    Raises ConfigError where the last to be tried is damaged, or one belongs to another run.
+    """
+    world = state.world
+    for folder in request.resume:
+        try:
+            return checkpoint.load(
+                state, folder, graph=problem.graph, settings=_settings(problem.spec)
+            )
+        except checkpoint.Damaged as error:
+            if folder == request.resume[-1]:
+                raise
+            if world.is_first:
+                place = checkpoint.set_aside(folder)
+                sys.stderr.write(f"polyreme: {error}\npolyreme: it is kept as {place}\n")
+            world.barrier()
+    raise AssertionError("it is asked only where there are some")
+
+
+def _settings(spec: specs.Spec) -> dict[str, Any]:
+    """From which the order of samples follows, so that the position in it says which were seen."""
+    train = spec.train
+    return {
+        "train.seed": train.seed,
+        "train.global_batch": train.global_batch,
+        "train.tail": train.tail,
+    }
+
+
 def _say(request: Request, what: str) -> None:
     """A line for whoever waits."""
     if request.progress:
@@ -173,7 +227,7 @@ def _train(
             listeners=listeners,
             began_s=request.start_s,
         )
-        if request.again and request.resume is None:
+        if request.again and not request.resume:
             log.write(
                 runlog.RestartEvent(t=log.t, attempt=log.attempt, step=0, devices=world.n_ranks)
             )
@@ -188,13 +242,13 @@ def _train(
         keep=spec.train.keep,
         best=spec.train.keep_best,
         on_error=spec.train.on_save_error,
+        settings=_settings(spec),
         timeout_s=spec.train.timeout_s,
         log=log,
     )
 
     def load(state: State) -> Progress:
-        assert request.resume is not None
-        found = checkpoint.load(state, request.resume, graph=problem.graph)
+        found = _load(request, state, problem)
         if log is not None:
             log.write(
                 runlog.RestartEvent(
@@ -221,7 +275,7 @@ def _train(
             log=log,
             stop=stop,
             save=saver,
-            load=None if request.resume is None else load,
+            load=load if request.resume else None,
             progress=bar,
         )
         try:

@@ -17,6 +17,7 @@ from .problem import Problem, not_here
 
 if TYPE_CHECKING:
     from ..cluster.accelerator import Accelerator
+    from ..cluster.types import Cluster
     from ..data.order import Ordering
     from ..data.source import Source
 
@@ -128,6 +129,18 @@ def given_plan(problem: Problem, plan: Path | Plan) -> Plan:
     if violations:
         raise ConfigError(violations)
     return found
+
+
+def fills(plan: Plan, cluster: Cluster) -> None:
+    """Raise ConfigError if a plan leaves processes of a launcher without work."""
+    from .ranks import n_devices
+
+    used = n_devices(plan)
+    if used < cluster.n_devices:
+        n = cluster.n_devices
+        rule = f"uses fewer devices than the launcher started processes: {n}"
+        legal = f"a plan for {n} devices, or {used} processes"
+        raise ConfigError([Violation(path="plan", value=used, rule=rule, legal=legal)])
 
 
 def _existing(path: Path) -> Path:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import sys
 import time
+import uuid
 from collections.abc import Sequence
 from contextlib import nullcontext
 from pathlib import Path
@@ -16,7 +18,7 @@ from ..errors import PolyremeError, RunError
 from ..plan import store as plans
 from ..plan.ir import Plan
 from ..runtime.launch import PRELOAD, Launcher
-from ..runtime.mesh import is_launched, n_restarts, read_place
+from ..runtime.mesh import is_launched, launch_name, n_restarts, read_place
 from ..runtime.record import Account
 from ..runtime.verdict import Verdict
 from ..summary import with_effectiveness
@@ -55,20 +57,22 @@ def _launch(
     progress: bool,
     start_s: float,
 ) -> runlog.Summary:
+    from . import starting
     from .aftermath import conclude
     from .attempts import Attempts
     from .problem import here
     from .ranks import Request
 
     cluster, accelerator = here(spec, devices)
-    start = _checkpoint(resume, folder)
+    start = starting.begin(resume, folder, uuid.uuid4().hex)
     request = Request(
         spec=spec,
         cluster=cluster,
         accelerator=accelerator,
         folder=folder,
         plans=() if plan is None else (plan,),
-        resume=start,
+        start=start,
+        resume=start.first,
         progress=progress,
         all_devices=steps.number_is_asked(spec, devices, accelerator),
         start_s=start_s,
@@ -100,45 +104,54 @@ def _join(
     progress: bool,
     start_s: float,
 ) -> runlog.Summary | None:
-    """One rank of a launcher's: it writes the report if it is the first.
+    """One rank of a launcher's; the first writes the report, or why the run broke off.
 
-    One that the launcher started again goes on from the newest checkpoint.
+    One that the launcher started again goes on with the run that it began.
     """
+    from . import starting
     from .aftermath import conclude, next_attempt, note
     from .problem import here
     from .ranks import Request, work
 
     cluster, accelerator = here(spec, None)
-    again = n_restarts() > 0
-    start = _checkpoint("auto" if again else resume, folder)
+    if plan is not None:
+        steps.fills(plan, cluster)
+    launch = launch_name()
     request = Request(
         spec=spec,
         cluster=cluster,
         accelerator=accelerator,
         folder=folder,
         plans=() if plan is None else (plan,),
-        resume=start,
+        start=starting.Start(launch=launch),  # until rank 0 has looked
         progress=progress,
         all_devices=True,
         start_s=start_s,
-        again=again,
     )
 
-    def settle(verdict: Verdict, accounts: Sequence[Account]) -> None:
-        if any(account.phase != "starting" for account in accounts):
-            note(folder, max(0, next_attempt(folder) - 1), verdict.what, verdict, accounts)
+    def begin(request: Request) -> Request:
+        begun = starting.begun(folder, launch) if n_restarts() else None
+        if begun is not None:
+            return dataclasses.replace(request, start=begun, resume=begun.again(folder), again=True)
+        start = starting.begin(resume, folder, launch)
+        return dataclasses.replace(request, start=start, resume=start.first)
+
+    def settle(what: str, verdict: Verdict | None, accounts: Sequence[Account]) -> None:
+        if starting.begun(folder, launch) is not None:
+            note(folder, max(0, next_attempt(folder) - 1), what, verdict, accounts)
             conclude(spec, folder, "failed", (cluster, accelerator))
 
-    found = work(request, settle).summary
+    try:
+        found = work(
+            request,
+            lambda verdict, accounts: settle(verdict.what, verdict, accounts),
+            begin,
+        ).summary
+    except (PolyremeError, RuntimeError) as error:
+        if read_place().rank == 0:
+            settle(str(error), None, ())
+        raise
     return None if found is None else _judged(spec, folder)
-
-
-def _checkpoint(resume: str | None, folder: Path) -> Path | None:
-    if resume is None:
-        return None
-    from ..runtime.checkpoint import find
-
-    return find(resume, folder)
 
 
 def _judged(spec: specs.Spec, folder: Path) -> runlog.Summary:

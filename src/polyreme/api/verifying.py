@@ -90,6 +90,8 @@ def verify(
         n_steps=n_steps,
     )
     if is_launched():
+        if given is not None:
+            steps.fills(given, cluster)
         found = work(trial)
         return found if read_place().rank == 0 else None
     from .ranks import n_devices
@@ -116,7 +118,7 @@ def work(trial: Trial) -> Verification:
     accelerator, timeout_s = trial.accelerator, trial.spec.train.timeout_s
     if accelerator.on_host:
         torch.set_num_threads(1)
-    world = mesh.open(accelerator, timeout_s)
+    world = mesh.open(accelerator, timeout_s, watch=True)
     try:
         problem = pose(trial.spec, machines=(trial.cluster, accelerator))
         chosen = _on_first(world, lambda: _plan(problem, trial.plan, all_devices=True))

@@ -13,6 +13,7 @@ import contextlib
 import math
 import os
 import platform
+import re
 import shutil
 import sys
 from collections.abc import Iterator, Mapping
@@ -23,7 +24,7 @@ import msgspec
 import torch
 
 from .. import __version__
-from ..errors import ConfigError, Violation
+from ..errors import ConfigError, Violation, literal
 from ..graph.layer import LayerGraph
 from . import pieces, tensorfile
 from .mesh import World
@@ -31,8 +32,8 @@ from .pieces import Index
 from .state import Progress, State
 
 EXTRA = "extra/"  # imported tensors that the library ignores; they are kept for the way back
+META = "meta.json"
 _FORMAT = 2
-_META = "meta.json"
 _INDEX = "index.json"
 _MOST_NAMED = 5
 
@@ -41,6 +42,7 @@ class Meta(msgspec.Struct, frozen=True, kw_only=True):
     """``meta.json``: what a checkpoint was made of. `n_ranks` wrote it; any number may read it.
 
     `metrics` are of an evaluation at this very step. `origin` is set where weights were imported.
+    `settings` are those of the spec from which the order of the samples follows.
     """
 
     format: int
@@ -51,6 +53,11 @@ class Meta(msgspec.Struct, frozen=True, kw_only=True):
     versions: Mapping[str, str]
     metrics: Mapping[str, float | None] = {}
     origin: Mapping[str, Any] | None = None
+    settings: Mapping[str, Any] = {}
+
+
+class Damaged(ConfigError):
+    """A checkpoint is not what was written; another of the run may be."""
 
 
 def describe(
@@ -60,6 +67,7 @@ def describe(
     n_ranks: int,
     metrics: Mapping[str, float | None] | None = None,
     origin: Mapping[str, Any] | None = None,
+    settings: Mapping[str, Any] | None = None,
 ) -> Meta:
     """The meta data of a checkpoint that is written now."""
     return Meta(
@@ -75,6 +83,7 @@ def describe(
         },
         metrics=metrics or {},
         origin=origin,
+        settings=settings or {},
     )
 
 
@@ -90,7 +99,7 @@ def complete(partial: Path, meta: Meta) -> Path:
     write_synced(partial / _INDEX, msgspec.json.encode(Index.merged(found)))
     for part in parts:
         part.unlink()
-    write_synced(partial / _META, msgspec.json.format(msgspec.json.encode(meta)))
+    write_synced(partial / META, msgspec.json.format(msgspec.json.encode(meta)))
     sync_folder(partial)
     home = partial.parent
     folder = home / f"step-{meta.progress.step}"
@@ -105,13 +114,21 @@ def complete(partial: Path, meta: Meta) -> Path:
     return folder
 
 
-def load(state: State, folder: Path, *, graph: LayerGraph) -> Progress:
+def load(
+    state: State,
+    folder: Path,
+    *,
+    graph: LayerGraph,
+    settings: Mapping[str, Any] | None = None,
+) -> Progress:
     """Fill the state's tensors in place from a checkpoint of any layout; all ranks together.
 
     A checkpoint of weights alone (one that was imported) leaves the optimizer's state at zero.
+    Where `settings` or the graph differ from those it was written with, that is said.
 
-    Raises ConfigError naming what differs if it belongs to another model or rule, or which file
-    is damaged.
+    Raises:
+        ConfigError: it belongs to another model or rule; names what differs.
+        Damaged: names the file; nothing was loaded.
     """
     meta, index = read_meta(folder), read_index(folder)
     world, tensors = state.world, state.tensors()
@@ -119,7 +136,7 @@ def load(state: State, folder: Path, *, graph: LayerGraph) -> Progress:
     if damaged:
         rule = f"is damaged: {'; '.join(sorted(set(damaged))[:_MOST_NAMED])}"
         legal = "another of the run's checkpoints/step-N folders"
-        raise ConfigError([Violation(path="resume", value=str(folder), rule=rule, legal=legal)])
+        raise Damaged([Violation(path="resume", value=str(folder), rule=rule, legal=legal)])
     if meta.origin is not None:
         tensors = {n: t for n, t in tensors.items() if not n.startswith("optimizer/")}
         if world.is_first:
@@ -137,6 +154,9 @@ def load(state: State, folder: Path, *, graph: LayerGraph) -> Progress:
             legal=f'a checkpoint of model "{graph.name}" with this rule',
         )
         raise ConfigError([violation])
+    if world.is_first:
+        for words in _changes(meta, graph, settings or {}):
+            sys.stderr.write(f"polyreme: {folder} {words}\n")
     reader = pieces.Reader(folder, index)
     for name, tensor in tensors.items():
         reader.fill(pieces.held(name, tensor))
@@ -167,20 +187,45 @@ def newest(run_folder: Path) -> Path | None:
     return max(_complete(home), key=_step, default=None)
 
 
-def find(resume: str, run_folder: Path) -> Path | None:
-    """What ``--resume`` names: ``auto`` (the run's newest, if any), a checkpoint, or a run folder.
+def candidates(run_folder: Path) -> tuple[Path, ...]:
+    """The newest checkpoint of a run that nobody writes to, and those of earlier steps after it.
+
+    One that had to make way for another of its step, which never came, is put back first.
+    """
+    home = run_folder / "checkpoints"
+    _put_back(home)
+    first = newest(run_folder)
+    if first is None:
+        return ()
+    older = [folder for folder in _complete(home) if _step(folder) < _step(first)]
+    return (first, *sorted(older, key=_step, reverse=True))
+
+
+def find(resume: str, run_folder: Path) -> tuple[Path, ...]:
+    """What ``--resume`` names: a checkpoint, a run folder's newest, or ``auto``.
+
+    ``auto`` is the run's newest, and those before it in case it is damaged; none if there is none.
 
     Raises ConfigError where the folder is neither.
     """
     if resume == "auto":
-        return newest(run_folder)
+        return candidates(run_folder)
     folder = Path(resume)
+    if not is_complete(folder) and folder.resolve() == run_folder.resolve():
+        _put_back(folder / "checkpoints")
     found = folder if is_complete(folder) else newest(folder)
     if found is None:
         rule = "holds no complete checkpoint" if folder.is_dir() else "is no folder"
         legal = "auto, a folder checkpoints/step-N, or a run folder that has one"
         raise ConfigError([Violation(path="resume", value=resume, rule=rule, legal=legal)])
-    return found
+    return (found,)
+
+
+def set_aside(folder: Path) -> Path:
+    """Take a damaged checkpoint from among the run's; where it is now."""
+    place = folder.with_name(f"damaged.{folder.name}")
+    shutil.rmtree(place, ignore_errors=True)
+    return folder.rename(place)
 
 
 def prune(run_folder: Path, keep: int, best: str | None = None) -> None:
@@ -192,7 +237,7 @@ def prune(run_folder: Path, keep: int, best: str | None = None) -> None:
     assert keep >= 1, "the newest always stays"
     home = run_folder / "checkpoints"
     # A run that went back to an earlier step writes lower numbers than those it left behind.
-    age = sorted(_complete(home), key=lambda folder: (folder / _META).stat().st_mtime_ns)
+    age = sorted(_complete(home), key=lambda folder: (folder / META).stat().st_mtime_ns)
     stay = {newest(run_folder), *age[-keep:]}
     if best is not None:
         stay.add(best_of(age, best))
@@ -204,11 +249,17 @@ def prune(run_folder: Path, keep: int, best: str | None = None) -> None:
 
 
 def best_of(folders: list[Path], metric: str) -> Path | None:
-    """The checkpoint with the best value of a metric; the latest of equal ones."""
+    """The checkpoint with the best value of a metric; the latest of equal ones.
+
+    One whose meta data cannot be read is none.
+    """
     sign = -1.0 if metric.endswith("loss") else 1.0
     scored = []
     for folder in folders:
-        value = read_meta(folder).metrics.get(metric)
+        try:
+            value = read_meta(folder).metrics.get(metric)
+        except ConfigError:
+            continue
         if value is not None and math.isfinite(value):
             scored.append((sign * value, _step(folder), folder))
     return max(scored)[2] if scored else None
@@ -216,17 +267,17 @@ def best_of(folders: list[Path], metric: str) -> Path | None:
 
 def is_complete(folder: Path) -> bool:
     """Whether a folder is a whole checkpoint."""
-    return (folder / _META).is_file() and (folder / _INDEX).is_file()
+    return (folder / META).is_file() and (folder / _INDEX).is_file()
 
 
 def read_meta(folder: Path) -> Meta:
-    """``meta.json`` of a checkpoint; ConfigError if it is missing, broken or of a later format."""
+    """``meta.json``; Damaged if it cannot be read, ConfigError if it is of a later format."""
     legal = "a complete checkpoints/step-N folder"
     try:
-        meta = msgspec.json.decode((folder / _META).read_bytes(), type=Meta)
+        meta = msgspec.json.decode((folder / META).read_bytes(), type=Meta)
     except (OSError, msgspec.DecodeError) as error:
         rule = f"cannot be read as a checkpoint ({error})"
-        raise ConfigError(
+        raise Damaged(
             [Violation(path="resume", value=str(folder), rule=rule, legal=legal)]
         ) from error
     if meta.format > _FORMAT:
@@ -236,33 +287,40 @@ def read_meta(folder: Path) -> Meta:
 
 
 def read_index(folder: Path) -> Index:
-    """``index.json`` of a checkpoint; ConfigError if it is damaged."""
+    """``index.json`` of a checkpoint; raises Damaged if it cannot be read."""
     try:
         return msgspec.json.decode((folder / _INDEX).read_bytes(), type=Index)
     except (OSError, msgspec.DecodeError) as error:
         rule = f"is damaged: its index cannot be read ({error})"
         legal = "another of the run's checkpoints/step-N folders"
-        raise ConfigError(
+        raise Damaged(
             [Violation(path="resume", value=str(folder), rule=rule, legal=legal)]
         ) from error
 
 
 def sweep(home: Path) -> None:
     """Remove what killed runs left half-written and what was pruned."""
-    for aside in home.glob(".step-*.replaced"):
-        folder = home / aside.name.removeprefix(".").removesuffix(".replaced")
-        if not folder.exists():  # killed between two renames: it may be all there is
-            aside.rename(folder)
+    _put_back(home)
     for leftover in home.glob(".step-*"):
         shutil.rmtree(leftover)
 
 
+def _put_back(home: Path) -> None:
+    """Undo a replacement that was killed between its two renames: it may be all there is."""
+    for aside in home.glob(".step-*.replaced"):
+        folder = home / aside.name.removeprefix(".").removesuffix(".replaced")
+        if not folder.exists():
+            aside.rename(folder)
+
+
 def _complete(home: Path) -> list[Path]:
-    return [folder for folder in home.glob("step-*") if is_complete(folder)]
+    folders = [folder for folder in home.glob("step-*") if re.fullmatch(r"step-\d+", folder.name)]
+    return [folder for folder in folders if is_complete(folder)]
 
 
 def _step(folder: Path) -> int:
-    return read_meta(folder).progress.step
+    """The step in a checkpoint's name, which is there when its files are damaged."""
+    return int(folder.name.removeprefix(".").split(".")[0].rpartition("-")[2])
 
 
 def _replaced(folder: Path) -> Path:
@@ -310,6 +368,19 @@ def _gaps(index: Index) -> Iterator[str]:
     for name, whole in index.tensors.items():
         if sum(math.prod(piece.shape) for piece in whole.pieces) != math.prod(whole.shape):
             yield f"pieces of {name} do not make up the whole"
+
+
+def _changes(meta: Meta, graph: LayerGraph, settings: Mapping[str, Any]) -> Iterator[str]:
+    """What is legal to change and yet may not be meant."""
+    for name, value in settings.items():
+        before = meta.settings.get(name, value)
+        if before != value:
+            yield (
+                f"was written under {name} = {literal(before)}, and it is {literal(value)} now: "
+                "samples may come twice, or not at all"
+            )
+    if meta.fingerprint != graph.fingerprint:
+        yield f'was written for another form of model "{meta.model}" with the same tensors'
 
 
 def _differences(

@@ -25,7 +25,7 @@ from typing import Any
 from ..errors import RunError
 from .record import Account
 from .verdict import Verdict
-from .watch import Order
+from .watch import Order, ended
 from .zygote import INTERRUPTED, Failure, Outcome, Request
 
 PRELOAD = (
@@ -67,6 +67,11 @@ class Launcher:
     """
 
     def __init__(self, preload: Sequence[str] = PRELOAD) -> None:
+        self._preload = tuple(preload)
+        self._start()
+        self.outcome: Outcome | None = None
+
+    def _start(self) -> None:
         self._link, other = multiprocessing.Pipe()
         with other:
             self._zygote = subprocess.Popen(
@@ -77,8 +82,7 @@ class Launcher:
                 pass_fds=[other.fileno()],
                 stdin=subprocess.DEVNULL,
             )
-        self._link.send(tuple(preload))
-        self.outcome: Outcome | None = None
+        self._link.send(self._preload)
 
     def __enter__(self) -> Launcher:
         return self
@@ -122,7 +126,7 @@ class Launcher:
         Raises:
             PolyremeError: what the first failing rank raised, if it is one.
             RankFailed: a rank failed otherwise; names it, its exit or where it stands, and its
-                last words.
+                last words. Or the process that ranks are forked from was killed, and them all.
             RunError: the ranks could not be started.
             KeyboardInterrupt: a signal ended the run.
         """
@@ -171,10 +175,14 @@ class Launcher:
                 code = self._zygote.wait()
                 if code == INTERRUPTED or signals:
                     raise KeyboardInterrupt from None
-                raise RunError(
-                    f"the process that ranks are forked from ended with exit code {code}; "
-                    "all ranks were killed"
-                ) from None
+                how = f"the process that ranks are forked from {ended(code)}"
+                what = f"{how}; all ranks were killed"
+                if code >= 0:  # what it imports fails
+                    raise RunError(what) from None
+                self._link.close()
+                self._start()
+                verdict = Verdict(kind="died", rank=None, op=None, what=what)
+                raise RankFailed(what, verdict=verdict) from None
 
 
 def launch(

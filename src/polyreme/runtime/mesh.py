@@ -6,6 +6,7 @@ The one file of the runtime that reads the environment: torchrun's names, or els
 from __future__ import annotations
 
 import os
+import socket
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -135,6 +136,13 @@ def n_restarts(environment: Mapping[str, str] | None = None) -> int:
     """How often the launcher started the ranks again."""
     environment = os.environ if environment is None else environment
     return int(environment.get("TORCHELASTIC_RESTART_COUNT", "0"))
+
+
+def launch_name(environment: Mapping[str, str] | None = None) -> str:
+    """What sets a launcher's job apart: its id, or else the process that started this one."""
+    environment = os.environ if environment is None else environment
+    name = environment.get("TORCHELASTIC_RUN_ID", "none")
+    return name if name != "none" else f"{socket.gethostname()}:{os.getppid()}"
 
 
 def is_watched(environment: Mapping[str, str] | None = None) -> bool:

@@ -16,7 +16,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 import msgspec
 import torch
@@ -69,8 +69,8 @@ class Saver:
 
     `keep` newest checkpoints stay, and the one with the best value of the metric `best`. A failed
     save raises RunError on all ranks, or is logged, as `on_error` says; the checkpoint before it
-    stays. `log` (rank 0) is told. However long writing takes, no rank waits for another nearly as
-    long as `timeout_s`.
+    stays. `settings` go into its meta data, `log` (rank 0) is told. However long writing takes,
+    no rank waits for another nearly as long as `timeout_s`.
     """
 
     def __init__(
@@ -82,10 +82,12 @@ class Saver:
         keep: int,
         best: str | None = None,
         on_error: Literal["stop", "continue"] = "stop",
+        settings: Mapping[str, Any] | None = None,
         timeout_s: float = 600.0,
         log: Writer | None = None,
     ) -> None:
         self._run_folder = run_folder
+        self._settings = settings
         self._home = run_folder / "checkpoints"
         self._graph, self._world = graph, world
         self._keep, self._best, self._on_error = keep, best, on_error
@@ -118,7 +120,11 @@ class Saver:
         if not world.accelerator.on_host:
             world.accelerator.synchronize()
         self._meta = checkpoint.describe(
-            self._graph, state.progress, n_ranks=world.n_ranks, metrics=metrics
+            self._graph,
+            state.progress,
+            n_ranks=world.n_ranks,
+            metrics=metrics,
+            settings=self._settings,
         )
         self._stage = Stage.WRITING
         self._run(lambda: self._write(parts), Stage.WRITTEN)
@@ -221,7 +227,10 @@ class Saver:
     def _complete(self) -> None:
         assert self._meta is not None, "a save is under way"
         checkpoint.complete(self._partial, self._meta)
-        checkpoint.prune(self._run_folder, self._keep, self._best)
+        try:
+            checkpoint.prune(self._run_folder, self._keep, self._best)
+        except OSError as error:  # the new one is whole all the same
+            sys.stderr.write(f"polyreme: older checkpoints cannot be removed: {error}\n")
 
     def _end(self) -> None:
         assert self._meta is not None, "a save is under way"
