@@ -132,3 +132,15 @@ def test_a_timer_measures_its_block_alone() -> None:
     with host.timer() as timer:
         assert timer.seconds != timer.seconds
     assert 0.0 <= timer.seconds < 1.0
+
+
+def test_float32_is_not_shortened_inside_and_as_before_outside():
+    torch.set_float32_matmul_precision("high")
+    try:
+        with HostAccelerator().full_float32():
+            assert torch.get_float32_matmul_precision() == "highest"
+            assert not torch.backends.cudnn.allow_tf32
+        assert torch.get_float32_matmul_precision() == "high"
+        assert torch.backends.cudnn.allow_tf32
+    finally:
+        torch.set_float32_matmul_precision("highest")

@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import msgspec
@@ -69,6 +74,30 @@ def test_the_plan_that_training_would_choose_passes_and_writes_nothing(monkeypat
     assert found.plan == "2 shards (params), 2 microbatches"
     assert 0 < found.max_grad_error < 1e-12
     assert not list(tmp_path.iterdir())
+
+
+def test_asked_to_end_a_verification_ends_at_once(tmp_path):
+    """There is nothing to save, so no rank is waited for."""
+    command = [sys.executable, "-m", "polyreme", "verify", str(EXAMPLES / "digits.toml")]
+    environment = os.environ | {"XDG_CACHE_HOME": str(tmp_path)}
+    job = subprocess.Popen(
+        [*command, "--devices", "2", "--steps", "100000", "--set", "train.epochs=9999"],
+        env=environment,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    said = []
+    try:
+        assert job.stderr is not None
+        for line in job.stderr:
+            said.append(line)
+            if "beside it" in line:
+                break
+        time.sleep(1)  # into the steps
+        job.send_signal(signal.SIGINT)
+        assert job.wait(20) == 130, said
+    finally:
+        job.kill()
 
 
 def test_a_plan_of_another_model_is_refused(tmp_path):

@@ -199,6 +199,7 @@ def verify(
             plan=plan,
             steps=steps,
             dtype=dtype,
+            progress=not json,
         )
         if found is None:
             return None

@@ -244,11 +244,13 @@ def verify(
     plan: Path | Plan | None = None,
     steps: int = 3,
     dtype: Dtype = "float64",
+    progress: bool = False,
 ) -> Verification | None:
     """Run the first steps of a plan beside a plain loop in one process, without dropout.
 
     Without `plan` it is the spec's, by the kept profile or else by assumed costs. The losses and
-    gradients of all steps are compared on every rank, in float64 the parameters after them too.
+    gradients of all steps are compared on every rank, then the parameters after them (in float32
+    the update of each step). With `progress` what is done is said on stderr.
     Under torchrun or Slurm this process joins as one rank, and only rank 0 gets the result.
 
     Raises:
@@ -259,7 +261,7 @@ def verify(
     from .verifying import verify as run
 
     found = read(spec, overrides, devices=devices)
-    return run(found, devices=devices, plan=plan, n_steps=steps, dtype=dtype)
+    return run(found, devices=devices, plan=plan, n_steps=steps, dtype=dtype, progress=progress)
 
 
 def weights(

@@ -77,13 +77,13 @@ def show_verification(found: Verification, console: Console) -> None:
     from rich.table import Table
 
     steps_ = "1 step" if found.steps == 1 else f"{found.steps} steps"
-    title = f"{found.plan}: {steps_} beside one process, {found.dtype}"
+    title = f"{found.plan}: {steps_} beside one process, {found.dtype}, uncompiled, no dropout"
     table = Table(title=title, title_justify="left")
     for head in ("what", "largest error", "allowed"):
         table.add_column(head)
     table.add_row("loss", f"{found.max_loss_error:.1e}", f"{found.loss_tolerance:g}")
     table.add_row("gradient", f"{found.max_grad_error:.1e}", f"{found.tolerance:g}")
-    held = f"{found.tolerance:g}" if found.dtype == "float64" else "(before the first step)"
-    table.add_row("parameter", f"{found.max_parameter_error:.1e}", held)
+    what = "parameter" if found.dtype == "float64" else "update"
+    table.add_row(what, f"{found.max_parameter_error:.1e}", f"{found.tolerance:g}")
     console.print(table)
     console.print("passed" if found.passed else f"failed: {found.difference}", soft_wrap=True)

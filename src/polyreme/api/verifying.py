@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -38,8 +39,10 @@ _TOLERANCE = {"float64": 1e-9, "float32": 1e-4}
 class Verification(msgspec.Struct, frozen=True, kw_only=True):
     """Whether a plan computes what one process computes, and the largest errors seen.
 
+    Both run without dropout and compilation, in `dtype` throughout.
     `max_grad_error` and `max_parameter_error` are norms of differences of one tensor, over the
-    larger of its norm and a thousandth of the norm over all; `tolerance` bounds them,
+    larger of its norm and a thousandth of the norm over all (in float32 the latter are of
+    updates); `tolerance` bounds them,
     `loss_tolerance` the relative error of the loss. `first_parameter` is the first that differs
     (None: none does, or the loss alone), `difference` says in words what, where and by how much.
     """
@@ -59,7 +62,10 @@ class Verification(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, kw_only=True)
 class Trial:
-    """What ranks are told. Without a plan (under a launcher from outside) they choose it."""
+    """What ranks are told. Without a plan (under a launcher from outside) they choose it.
+
+    With `progress` the first says what it does.
+    """
 
     spec: specs.Spec
     cluster: Cluster
@@ -67,6 +73,7 @@ class Trial:
     plan: Plan | None
     dtype: Dtype
     n_steps: int
+    progress: bool = False
 
 
 def verify(
@@ -76,6 +83,7 @@ def verify(
     plan: Path | Plan | None,
     n_steps: int,
     dtype: Dtype,
+    progress: bool,
 ) -> Verification | None:
     """See `api.verify`."""
     named = plan or spec.parallel.plan
@@ -88,6 +96,7 @@ def verify(
         plan=given,
         dtype=dtype,
         n_steps=n_steps,
+        progress=progress,
     )
     if is_launched():
         if given is not None:
@@ -104,6 +113,7 @@ def verify(
             work,
             (dataclasses.replace(trial, plan=chosen),),
             n_processes=n_devices(chosen),
+            grace_s=0.0,  # there is nothing to save
             timeout_s=spec.train.timeout_s,
         )
     return results[0]
@@ -122,24 +132,29 @@ def work(trial: Trial) -> Verification:
     try:
         problem = pose(trial.spec, machines=(trial.cluster, accelerator))
         chosen = _on_first(world, lambda: _plan(problem, trial.plan, all_devices=True))
-        world.record.enter("training")
-        return beside_reference(problem, chosen, world, trial.dtype, trial.n_steps)
+        with accelerator.full_float32():
+            return beside_reference(problem, chosen, world, trial)
     finally:
         mesh.close(world)
 
 
-def beside_reference(
-    problem: Problem, plan: Plan, world: World, dtype: Dtype, n_steps: int
-) -> Verification:
+def beside_reference(problem: Problem, plan: Plan, world: World, trial: Trial) -> Verification:
     """Verify a plan on all ranks together; the same on all."""
     from ..runtime.verify import Tolerance
     from ..runtime.verify import verify as beside
 
+    def say(what: str) -> None:
+        if trial.progress and world.is_first:
+            sys.stderr.write(f"polyreme: {what}\n")
+
+    dtype, n_steps = trial.dtype, trial.n_steps
+    say(f"verifying {describe(plan)} in {dtype}: making the reference")
     job = _job(problem, plan, dtype)
     tolerance = Tolerance(
         loss=_LOSS_TOLERANCE[dtype], tensor=_TOLERANCE[dtype], apart=dtype == "float64"
     )
     oracle = _on_first_alone(world, lambda: _reference(problem, job, world))
+    say("running the plan beside it")
     verdict = beside(job, world, oracle, n_steps=n_steps, tolerance=tolerance)
     return _verification(verdict, tolerance, dtype, plan)
 

@@ -174,6 +174,21 @@ class Accelerator:
         """Device seconds of the block that other processes have no part in."""
         return self.timer()
 
+    @contextmanager
+    def full_float32(self) -> Iterator[None]:
+        """Products and convolutions of float32 are not rounded to shorter numbers in here."""
+        import torch
+
+        convolutions: Any = torch.backends.cudnn
+        products, shorter = torch.get_float32_matmul_precision(), convolutions.allow_tf32
+        torch.set_float32_matmul_precision("highest")
+        convolutions.allow_tf32 = False
+        try:
+            yield
+        finally:
+            torch.set_float32_matmul_precision(products)
+            convolutions.allow_tf32 = shorter
+
     def _module(self) -> Any:
         import torch
 
