@@ -329,7 +329,7 @@ def _copied(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
 
 
 def _norm(tensor: torch.Tensor) -> float:
-    return float(torch.linalg.vector_norm(tensor, dtype=torch.float64))
+    return float(torch.linalg.vector_norm(tensor.detach(), dtype=torch.float64))
 
 
 def _ratio(difference: float, scale: float) -> float:
