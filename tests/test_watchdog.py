@@ -16,6 +16,7 @@ from polyreme.errors import ConfigError, PolyremeError, RunError, Violation
 from polyreme.runtime.launch import PRELOAD, Launcher, RankFailed
 from polyreme.runtime.record import N_SLOTS, Account, Event, Record, read, waiting
 from polyreme.runtime.verdict import Verdict, attempt_json, diverged, stall
+from polyreme.runtime.watchdog import Watchdog, home
 
 TIMEOUT_S = 2.0
 
@@ -195,6 +196,63 @@ def _trail(world, calls) -> int:
         record.begin(op, torch.zeros(shape, dtype=dtype), 2)
     assert float(record.trail) == record.trail < 2**53
     return record.trail
+
+
+def test_an_event_that_is_just_being_written_is_left_out(tmp_path: Path) -> None:
+    record = Record(tmp_path / "0.record")
+    for _ in range(2):
+        record.begin("all_gather", torch.zeros(3), 2)
+    raw = (tmp_path / "0.record").read_bytes()
+    whole = b"float32\t2\t3"
+    at = raw.rindex(whole)
+    for torn in (b"float32\t2", b"float32\t\t3", b"float32\t2\tx"):
+        cut = raw[:at] + torn.ljust(len(whole), b"\0") + raw[at + len(whole) :]
+        (tmp_path / "cut").write_bytes(cut)
+        assert [event.seq for event in read(tmp_path / "cut", 0).events] == [1]
+
+
+class Shared:
+    """A store of one process."""
+
+    def __init__(self) -> None:
+        self.values: dict[str, bytes] = {}
+
+    def set_timeout(self, timeout: object) -> None:
+        """Nothing waits."""
+
+    def check(self, keys: list[str]) -> bool:
+        return all(key in self.values for key in keys)
+
+    def get(self, key: str) -> bytes:
+        return self.values[key]
+
+    def set(self, key: str, value: str) -> None:
+        self.values[key] = value.encode()
+
+    def compare_set(self, key: str, expected: str, desired: str) -> bytes:
+        return self.values.setdefault(key, desired.encode())
+
+
+def test_records_of_hosts_that_share_a_name_are_kept_apart(tmp_path: Path) -> None:
+    store, boots = Shared(), (tmp_path / "a", tmp_path / "b")
+    for boot in boots:
+        boot.write_text(boot.name)
+    first, second, again = (home(store, boot) for boot in (*boots, boots[0]))
+    assert first == again != second
+    first.rmdir()
+    second.rmdir()
+
+
+def test_the_last_watchdog_of_a_host_leaves_nothing_behind() -> None:
+    store = Shared()
+    box = home(store)
+    dogs = [
+        Watchdog(store, box, Record(box / f"{rank}.record", rank), 2, 600.0) for rank in range(2)
+    ]
+    dogs[1].close()
+    assert sorted(path.name for path in box.iterdir()) == ["0.record", "0.stack"]
+    dogs[0].close()
+    assert not box.exists()
 
 
 def test_a_record_is_read_by_others_and_keeps_the_last(tmp_path: Path) -> None:

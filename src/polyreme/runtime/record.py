@@ -266,21 +266,22 @@ def _account(memory: bytes | mmap.mmap, rank: int) -> Account:
     events = []
     for index in range(N_SLOTS):
         number, start_s, end_s, label = _SLOT.unpack_from(memory, _SLOTS_AT + index * _SLOT.size)
-        parts = _text(label).split("\t")
-        if number and len(parts) == 4:  # else it is just being written
-            op, dtype, n_ranks, dims = parts
-            shape = tuple(int(size) for size in dims.split(",") if size)
-            events.append(
-                Event(
-                    seq=number,
-                    op=op,
-                    shape=shape,
-                    dtype=dtype,
-                    n_ranks=int(n_ranks),
-                    start_s=start_s,
-                    end_s=end_s or None,
-                )
+        if not number:
+            continue
+        try:
+            op, dtype, n_ranks, dims = _text(label).split("\t")
+            event = Event(
+                seq=number,
+                op=op,
+                shape=tuple(int(size) for size in dims.split(",") if size),
+                dtype=dtype,
+                n_ranks=int(n_ranks),
+                start_s=start_s,
+                end_s=end_s or None,
             )
+        except ValueError:  # it is just being written
+            continue
+        events.append(event)
     return Account(
         rank=rank,
         pid=pid,

@@ -7,6 +7,7 @@ a neighbour that cannot. One rank, the first to claim it, judges and writes; the
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 import sys
@@ -30,6 +31,7 @@ _ANSWER_S = 1.5  # for others to give their accounts
 _STACKS_S = 0.3
 _WRITE_S = 2.5  # for the one that judges to leave its record; then all end
 _EXIT_CODE = 1
+_BOOT = Path("/proc/sys/kernel/random/boot_id")
 
 
 class Store(Protocol):
@@ -54,10 +56,15 @@ class Store(Protocol):
 OnVerdict = Callable[[Verdict, Sequence[Account]], None]
 
 
-def home(store: Store) -> Path:
-    """A folder for the records of this host's ranks, the same for all of them."""
+def home(store: Store, boot: Path = _BOOT) -> Path:
+    """A folder for the records of this host's ranks, the same for all of them.
+
+    Hosts may share a name; what `boot` holds sets them apart, where there is such a file.
+    """
     made = tempfile.mkdtemp(prefix="polyreme-")
-    found = Path(store.compare_set(f"records/{socket.gethostname()}", "", made).decode())
+    identity = boot.read_text().strip() if boot.exists() else ""
+    key = f"records/{socket.gethostname()}/{identity}"
+    found = Path(store.compare_set(key, "", made).decode())
     if found != Path(made):
         Path(made).rmdir()
     return found
@@ -79,8 +86,12 @@ class Watchdog:
         threading.Thread(target=self._run, name="watchdog", daemon=True).start()
 
     def close(self) -> None:
-        """Watch no more."""
+        """Watch no more; the last of this host takes the folder away."""
         self._ended.set()
+        for name in ("record", "stack"):
+            (self._box / f"{self._record.rank}.{name}").unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # others are in it
+            self._box.rmdir()
 
     def _run(self) -> None:
         path = self._box / f"{self._record.rank}.record"
