@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import json
+import os
+import random
 import shutil
 import subprocess
 import sys
@@ -21,12 +24,12 @@ import polyreme as pr
 from polyreme.cli import app
 from polyreme.errors import ConfigError, RunError
 from polyreme.graph.options import ResNet20
-from polyreme.runtime import checkpoint, loop, pieces
+from polyreme.runtime import checkpoint, loop, pieces, tensorfile
 from polyreme.runtime.final import save_final
 from polyreme.runtime.saver import Saver
 from polyreme.runtime.state import Progress
 from polyreme.runtime.weights import import_weights
-from polyreme.runtime.weights_export import export_weights
+from polyreme.runtime.weights_export import _Weights, export_weights
 from polyreme.runtime.weights_names import wanted
 from test_graph_huggingface import CASES, IMAGE, graph_of, library_model
 from test_weights import contents, saved
@@ -87,6 +90,59 @@ def test_pieces_of_several_ranks_are_joined_into_shards(layout, pool, tmp_path):
     assert torch.equal(model.lm_head.weight, tensors["param/model.embed_tokens.weight"])
 
 
+def _cut(shape: tuple[int, ...], draw: random.Random) -> list[tuple[slice, ...]]:
+    """A tensor cut in rectangles at random places, again and again; in a random order."""
+    boxes = [tuple(slice(0, n) for n in shape)]
+    for _ in range(draw.randrange(5)):
+        box = boxes.pop(draw.randrange(len(boxes)))
+        dim = draw.randrange(len(shape))
+        at = draw.randint(box[dim].start, box[dim].stop)
+        halves = slice(box[dim].start, at), slice(at, box[dim].stop)
+        boxes += [(*box[:dim], half, *box[dim + 1 :]) for half in halves]
+    full = [box for box in boxes if all(part.start < part.stop for part in box)]
+    return draw.sample(full, len(full))
+
+
+@pytest.mark.parametrize("block_bytes", [4, 16, 64, 4096])
+def test_however_a_tensor_is_cut_it_is_exported_in_small_blocks(tmp_path, monkeypatch, block_bytes):
+    monkeypatch.setattr(tensorfile, "BLOCK_BYTES", block_bytes)
+    draw = random.Random(block_bytes)
+    shapes = [(), (1,), (7,), (6, 5), (1, 9), (5, 4, 3), (3, 1, 4), (2, 3, 2, 5)] * 6
+    tensors = {f"param/{i}": torch.randn(shape) for i, shape in enumerate(shapes)}
+    parts: list[list[pieces.Part]] = [[] for _ in range(5)]
+    for name, tensor in tensors.items():
+        shape = tuple(tensor.shape)
+        for rank, box in enumerate(_cut(shape, draw) if shape else [()]):
+            offset = tuple(part.start for part in box)
+            part = pieces.Part(name=name, shape=shape, offset=offset, local=tensor[box])
+            parts[rank].append(part)
+    index = pieces.Index.merged([pieces.write(tmp_path, n, each) for n, each in enumerate(parts)])
+    held = {name: tensorfile.header(tmp_path / name)[0] for name in index.files}
+    weights = _Weights(folder=tmp_path, tensors=index.tensors, held=held, origin=None)
+    for name, tensor in tensors.items():
+        blocks = [bytes(block) for block in weights.blocks(name)]
+        assert b"".join(blocks) == tensor.numpy().tobytes(), tensor.shape
+        assert max(map(len, blocks)) <= block_bytes
+
+
+@pytest.mark.parametrize("way", ["import", "export"])
+def test_a_source_that_cannot_be_read_is_no_fault_of_the_place_to_write(tmp_path, monkeypatch, way):
+    saved("vit", tmp_path / "source")
+    if way == "export":
+        import_weights(graph_of("vit"), tmp_path / "source", tmp_path / "run")
+
+    def torn(file, held):
+        yield b""
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr(tensorfile, "blocks", torn)
+    source = tmp_path / ("run" if way == "export" else "source")
+    move = export_weights if way == "export" else import_weights
+    with pytest.raises(RunError, match=r"safetensors cannot be read: Input/output error"):
+        move(graph_of("vit"), source, tmp_path / "to")
+    assert not (tmp_path / "to").exists()
+
+
 def test_an_export_is_cast_where_asked_but_never_to_infinity(tmp_path):
     graph = ResNet20(width=4, blocks=1).graph(IMAGE)
     state = {
@@ -128,7 +184,7 @@ from pathlib import Path
 import torch
 from polyreme.graph.options import MLP
 from polyreme.runtime.weights import import_weights
-from polyreme.runtime.weights_export import export_weights
+from polyreme.runtime.weights_export import _Weights, export_weights
 from polyreme.runtime.weights_names import wanted
 from polyreme.sample import SampleSpec, TensorSpec
 torch.set_num_threads(1)

@@ -26,7 +26,7 @@ NAMES = {
     torch.uint8: "U8",
     torch.bool: "BOOL",
 }
-_BLOCK_BYTES = 2**20
+BLOCK_BYTES = 2**20
 
 
 class FileSum(msgspec.Struct, frozen=True, kw_only=True):
@@ -130,7 +130,7 @@ def blocks(file: BinaryIO, held: Held) -> Iterable[bytes]:
     file.seek(held.start)
     left = held.n_bytes
     while left:
-        block = file.read(min(left, _BLOCK_BYTES))
+        block = file.read(min(left, BLOCK_BYTES))
         assert block, "the header was checked against the size"
         left -= len(block)
         yield block
@@ -141,7 +141,7 @@ def checksum(path: Path) -> FileSum:
     digest = hashlib.sha256()
     total = 0
     with path.open("rb") as file:
-        while block := file.read(_BLOCK_BYTES):
+        while block := file.read(BLOCK_BYTES):
             digest.update(block)
             total += len(block)
     return FileSum(n_bytes=total, sha256=digest.hexdigest())

@@ -11,6 +11,8 @@ from itertools import chain
 from pathlib import Path
 
 import msgspec
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from ..errors import ConfigError, RunError, Violation
@@ -21,7 +23,7 @@ from .pieces import Piece, Whole
 from .tensorfile import Held
 from .weights import Moved, Origin, appearing
 from .weights_names import misfits, named, wanted
-from .weights_source import INDEX, ITEM_BYTES, SINGLE, read_source
+from .weights_source import INDEX, ITEM_BYTES, SINGLE, read_blocks, read_source
 
 SHARD_BYTES = 5 * 10**9
 _TORCH = {name: dtype for dtype, name in tensorfile.NAMES.items()}
@@ -37,23 +39,103 @@ class _Weights:
     origin: Origin | None
 
     def blocks(self, name: str) -> Iterator[bytes | memoryview]:
-        """The bytes of a whole tensor, a block at a time where its pieces follow one another."""
+        """The bytes of a whole tensor, a block at a time, however it is cut into pieces."""
         whole = self.tensors[name]
-        ordered = sorted(whole.pieces, key=lambda piece: piece.offset)
-        if all(_is_slab(piece, whole) for piece in ordered):
-            for piece in ordered:
-                yield from self._piece(piece)
+        parted = _Parted.of(whole)
+        if parted.n_lines > 1 and parted.line_bytes < tensorfile.BLOCK_BYTES:
+            step = max(1, tensorfile.BLOCK_BYTES // max(1, parted.line_bytes))
+            for first in range(0, parted.n_lines, step):
+                yield self._joined(parted, first, min(first + step, parted.n_lines))
             return
-        joined = torch.empty(whole.shape, dtype=_TORCH[whole.dtype])
-        for piece in ordered:
-            flat = torch.frombuffer(bytearray(b"".join(self._piece(piece))), dtype=joined.dtype)
-            where = tuple(slice(o, o + n) for o, n in zip(piece.offset, piece.shape, strict=True))
-            joined[where] = flat.view(piece.shape)
-        yield tensorfile.content(joined)
+        for line in range(parted.n_lines):
+            for piece in parted.pieces:
+                yield from self._read(parted.run(piece, line, line + 1))
 
-    def _piece(self, piece: Piece) -> Iterator[bytes]:
-        with (self.folder / piece.file).open("rb") as file:
-            yield from tensorfile.blocks(file, self.held[piece.file][piece.key])
+    def _joined(self, parted: _Parted, first: int, end: int) -> memoryview:
+        """Some lines, each from the pieces that it goes through."""
+        lines = np.empty((end - first, parted.line_bytes), np.uint8)
+        n_bytes = 0
+        for piece in parted.pieces:
+            run = parted.run(piece, first, end)
+            read = b"".join(self._read(run))
+            n_bytes += len(read)
+            lines[run.lines, run.columns] = np.frombuffer(read, np.uint8).reshape(run.shape)
+        assert n_bytes == lines.nbytes, "the pieces cover each element once"
+        return lines.reshape(-1).data
+
+    def _read(self, run: _Run) -> Iterator[bytes]:
+        held = self.held[run.piece.file][run.piece.key]
+        n_lines, line_bytes = run.shape
+        part = msgspec.structs.replace(
+            held, start=held.start + run.skipped * line_bytes, n_bytes=n_lines * line_bytes
+        )
+        yield from read_blocks(self.folder / run.piece.file, part)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Run:
+    """What a piece has of some lines of its tensor: all of it lies together in the piece.
+
+    `lines` are those that it has a part of, `columns` the bytes of each; `shape` is lines x bytes,
+    `skipped` the number of the piece's own lines before them.
+    """
+
+    piece: Piece
+    lines: npt.NDArray[np.int64]
+    columns: slice
+    shape: tuple[int, int]
+    skipped: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Parted:
+    """A tensor as lines: from the last dim that its pieces cut on, all bytes of one index before.
+
+    Lines follow one another in the tensor, and a line's parts follow one another in the line.
+    """
+
+    whole: Whole
+    pieces: list[Piece]
+    dim: int
+
+    @staticmethod
+    def of(whole: Whole) -> _Parted:
+        """Lines that are as short as may be."""
+        cut = [dim for p in whole.pieces for dim, n in enumerate(p.shape) if n < whole.shape[dim]]
+        dim = max(cut, default=0)
+        ordered = sorted(whole.pieces, key=lambda piece: piece.offset[dim:])
+        return _Parted(whole=whole, pieces=ordered, dim=dim)
+
+    @property
+    def n_lines(self) -> int:
+        """Lines in all; 1 where the pieces follow one another."""
+        return math.prod(self.whole.shape[: self.dim])
+
+    @property
+    def line_bytes(self) -> int:
+        """Bytes of one."""
+        return math.prod(self.whole.shape[self.dim :]) * ITEM_BYTES[self.whole.dtype]
+
+    def run(self, piece: Piece, first: int, end: int) -> _Run:
+        """What a piece has of the lines from `first` to before `end`."""
+        item_bytes = ITEM_BYTES[self.whole.dtype]
+        inner_bytes = math.prod(self.whole.shape[self.dim + 1 :]) * item_bytes
+        start_bytes = math.prod(piece.offset[self.dim : self.dim + 1]) * inner_bytes
+        width_bytes = math.prod(piece.shape[self.dim : self.dim + 1]) * inner_bytes
+        offset, sizes = (0, *piece.offset[: self.dim]), (1, *piece.shape[: self.dim])
+        places = np.unravel_index(np.arange(first, end), (1, *self.whole.shape[: self.dim]))
+        inside = [(o <= at) & (at < o + n) for at, o, n in zip(places, offset, sizes, strict=True)]
+        lines = np.flatnonzero(np.logical_and.reduce(inside))
+        skipped = 0
+        for at, o, n in zip(places, offset, sizes, strict=True) if len(lines) else ():
+            skipped = skipped * n + int(at[lines[0]]) - o
+        return _Run(
+            piece=piece,
+            lines=lines,
+            columns=slice(start_bytes, start_bytes + width_bytes),
+            shape=(len(lines), width_bytes),
+            skipped=skipped,
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -157,11 +239,6 @@ def _of_file(graph: LayerGraph, path: Path) -> _Weights:
         tensors.setdefault(name, Whole(shape=shape, dtype=stored.held.dtype, pieces=(piece,)))
     held = {path.name: {key: stored.held for key, stored in source.tensors.items()}}
     return _Weights(folder=source.folder, tensors=tensors, held=held, origin=None)
-
-
-def _is_slab(piece: Piece, whole: Whole) -> bool:
-    """Whether a piece is all of the tensor but for a range of its first dim."""
-    return not any(piece.offset[1:]) and piece.shape[1:] == whole.shape[1:]
 
 
 def _like(whole: Whole, cast: str | None) -> tuple[str, tuple[int, ...], int]:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import msgspec
 
-from ..errors import ConfigError, Violation
+from ..errors import ConfigError, RunError, Violation
 from . import tensorfile
 from .tensorfile import Held
 
@@ -48,14 +48,22 @@ class Source:
     def blocks(self, key: str) -> Iterator[bytes]:
         """The bytes of a tensor, a block at a time."""
         stored = self.tensors[key]
-        with (self.folder / stored.file).open("rb") as file:
-            yield from tensorfile.blocks(file, stored.held)
+        yield from read_blocks(self.folder / stored.file, stored.held)
 
     @property
     def config(self) -> str | None:
         """The model's configuration beside the files, if there is one."""
         path = self.folder / "config.json"
         return path.read_text() if path.is_file() else None
+
+
+def read_blocks(path: Path, held: Held) -> Iterator[bytes]:
+    """The bytes of a tensor of a file, a block at a time; RunError if they cannot be read."""
+    try:
+        with path.open("rb") as file:
+            yield from tensorfile.blocks(file, held)
+    except OSError as error:
+        raise RunError(f"{path} cannot be read: {error.strerror or error}") from error
 
 
 def read_source(path: Path) -> Source:
