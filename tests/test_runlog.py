@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import json
-import time
 
 import msgspec
 import pytest
@@ -92,9 +91,12 @@ def test_events_that_never_found_room_are_an_error(tmp_path):
     writer = Writer(tmp_path / "log.jsonl")
     writer._file.close()
     writer._file = FullFor(100)
+    writer._file.name = str(tmp_path / "log.jsonl")
     writer.write(step_event(1))
     writer.write(step_event(2))
-    with pytest.raises(RunError, match="last 2 events"):
+    left = 2 * (len(msgspec.json.encode(step_event(1))) + 1) - 3
+    said = rf"log\.jsonl: the disk is full; it needs {left:,} bytes, [\d,]+ are free; .* 2 events"
+    with pytest.raises(RunError, match=said):
         writer.close()
 
 
@@ -129,22 +131,28 @@ def test_a_broken_line_inside_is_an_error(tmp_path):
         list(runlog.read(path))
 
 
-def test_attempts_and_the_clock_go_on(tmp_path):
+def test_attempts_and_the_clock_go_on(tmp_path, monkeypatch):
+    now_s = [3000.0]
+    monkeypatch.setattr("time.monotonic", lambda: now_s[0])
+    monkeypatch.setattr("time.time", lambda: 1e9 + now_s[0])
     path = tmp_path / "log.jsonl"
     first = Writer(path)
     assert first.attempt == 0
-    assert 0 <= first.t < 1
+    now_s[0] += 7
+    assert first.t == 7
     first.write(step_event(1, t=500.0))
     first.close()
     second = Writer(path)
     assert second.attempt == 1
-    assert 500 <= second.t < 501
+    now_s[0] += 2
+    assert second.t == 502
     second.write(step_event(2, t=501.0, attempt=second.attempt))
     second.close()
     assert Writer(path).attempt == 2
     assert Writer(path, attempt=7).attempt == 7
-    started = Writer(path, began_s=time.time() - 20)
-    assert 521 <= started.t < 522
+    started = Writer(path, began_s=1e9 + now_s[0] - 20)
+    now_s[0] += 1
+    assert started.t == 522
 
 
 @pytest.mark.parametrize("content", [b"", b"\n", b'{"kind": "step", "t'])

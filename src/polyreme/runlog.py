@@ -165,12 +165,16 @@ class Writer:
             listener(event)
 
     def close(self) -> None:
-        """Close the file. Raises RunError if events are held back still."""
+        """Close the file. Raises RunError if the disk left no room for all events."""
         self._write_held()
-        path, n_lost = self._file.name, self._held.count(b"\n")
         self._file.close()
-        if n_lost:
-            raise RunError(f"the disk is full: the last {n_lost} events are missing in {path}")
+        if self._held:
+            free = shutil.disk_usage(Path(self._file.name).absolute().parent).free
+            n_lost = self._held.count(b"\n")
+            raise RunError(
+                f"{self._file.name}: the disk is full; it needs {len(self._held):,} bytes, "
+                f"{free:,} are free; the last {n_lost} events are missing in it"
+            )
 
     def _write_held(self) -> None:
         try:
