@@ -217,7 +217,7 @@ def test_a_stale_plan_is_refused(home: Path) -> None:
         (("plan", "spec.toml", "--fix", "tp"), "--fix"),
         (("report", "nowhere"), "run"),
         (("train", "spec.toml", "--resume", "nowhere"), ""),
-        (("train", "spec.toml", "--out", "/proc/run"), "file"),
+        (("train", "spec.toml", "--out", "spec.toml/run"), "--out"),
         (
             (
                 "plan",
@@ -226,7 +226,7 @@ def test_a_stale_plan_is_refused(home: Path) -> None:
                 "--cluster",
                 "preset:1xH100",
                 "--out",
-                "/proc/a/plan.json",
+                "spec.toml/a/plan.json",
             ),
             "file",
         ),

@@ -26,6 +26,7 @@ SPEC = {
     "train": {"steps": 9, "global_batch": 15, "precision": "bf16", "clip_norm": 0.5},
     "parallel": {"shard": 2, "level": "params", "microbatch": 4},
 }
+LEVELS = ("none", "optimizer", "grads", "params")
 EXAMPLES = Path(__file__).parents[1] / "examples"
 FAILED = Verification(
     passed=False,
@@ -109,12 +110,15 @@ def test_a_plan_of_another_model_is_refused(tmp_path):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("level", ["none", "optimizer", "grads", "params"])
-@pytest.mark.parametrize(("devices", "shard"), [(1, 1), (2, 2), (4, 2), (4, 4)])
+@pytest.mark.parametrize(
+    ("devices", "shard", "level"),
+    [
+        (1, 1, "none"),  # alone a device has nothing to shard
+        *((*split, level) for split in ((2, 2), (4, 2), (4, 4)) for level in LEVELS),
+    ],
+)
 @pytest.mark.parametrize("name", ["quickstart", "digits"])
 def test_an_example_passes_under_every_level(name, devices, shard, level):
-    if devices == 1 and level != "none":
-        pytest.skip("one device has nothing to shard")
     fixed = [f"parallel.shard={shard}", f"parallel.replica={devices // shard}"]
     fixed += [f'parallel.level="{level}"']
     found = pr.verify(EXAMPLES / f"{name}.toml", overrides=fixed, devices=devices)
