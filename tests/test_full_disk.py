@@ -10,9 +10,10 @@ from pathlib import Path
 
 import pytest
 
+import polyreme as pr
 from polyreme.errors import RunError
 from polyreme.runlog import FaultEvent, StepEvent, read, write_whole
-from polyreme.runtime import checkpoint
+from polyreme.runtime import checkpoint, tensorfile
 
 SPEC = """
 model = { kind = "mlp", hidden = [256] }
@@ -87,3 +88,21 @@ def test_a_file_that_finds_no_room_leaves_the_one_before(disk):
     with pytest.raises(RunError, match="it needs 20,000,000 bytes, "):
         write_whole(disk / "page", bytes(20_000_000))
     assert [(path.name, path.read_bytes()) for path in disk.iterdir()] == [("page", b"before")]
+
+
+def test_under_a_launcher_the_log_names_the_operation_too(monkeypatch, tmp_path):
+    def full(path, *_):
+        raise OSError(28, "No space left on device", str(path))
+
+    for name, value in (("RANK", "0"), ("WORLD_SIZE", "1"), ("XDG_CACHE_HOME", str(tmp_path))):
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(tensorfile, "write", full)
+    spec = {
+        "model": {"kind": "mlp", "hidden": [4]},
+        "data": {"kind": "digits"},
+        "train": {"steps": 1, "global_batch": 4},
+    }
+    with pytest.raises(RunError, match="No space left"):
+        pr.train(spec, out=tmp_path / "run")
+    [fault] = [e for e in read(tmp_path / "run" / "log.jsonl") if isinstance(e, FaultEvent)]
+    assert (fault.rank, fault.op) == (0, "save")

@@ -20,7 +20,7 @@ from ..plan.ir import Plan
 from ..runtime.launch import PRELOAD, Launcher
 from ..runtime.mesh import is_launched, launch_name, n_restarts, read_place
 from ..runtime.record import Account
-from ..runtime.verdict import Verdict
+from ..runtime.verdict import Verdict, named
 from ..summary import with_effectiveness
 from . import folders, steps
 
@@ -136,7 +136,7 @@ def _join(
         start = starting.begin(resume, folder, launch)
         return dataclasses.replace(request, start=start, resume=start.first)
 
-    def settle(what: str, verdict: Verdict | None, accounts: Sequence[Account]) -> None:
+    def settle(what: str, verdict: Verdict, accounts: Sequence[Account]) -> None:
         if starting.begun(folder, launch) is not None:
             note(folder, max(0, next_attempt(folder) - 1), what, verdict, accounts)
             conclude(spec, folder, "failed", (cluster, accelerator))
@@ -149,7 +149,7 @@ def _join(
         ).summary
     except (PolyremeError, RuntimeError) as error:
         if read_place().rank == 0:
-            settle(str(error), None, ())
+            settle(str(error), named(error), ())
         raise
     return None if found is None else _judged(spec, folder)
 

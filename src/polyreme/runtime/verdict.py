@@ -42,6 +42,14 @@ class Diverged(RunError):
         super().__init__(verdict.what, rank=verdict.rank, op=verdict.op)
 
 
+def named(error: Exception) -> Verdict:
+    """The verdict that an error carries: whom it names, if anyone."""
+    if isinstance(error, Diverged):
+        return error.verdict
+    rank, op = (error.rank, error.op) if isinstance(error, RunError) else (None, None)
+    return Verdict(kind="error", rank=rank, op=op, what=str(error))
+
+
 def difference(accounts: Sequence[Account]) -> Verdict | None:
     """The first collective that ranks called otherwise than others, if there is one."""
     calls = {account.rank: {event.seq: event for event in account.events} for account in accounts}

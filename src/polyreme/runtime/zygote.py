@@ -28,10 +28,10 @@ from typing import Literal
 
 import msgspec
 
-from ..errors import PolyremeError, RunError
+from ..errors import PolyremeError
 from . import stacks
 from .record import RECORD, Account, failed
-from .verdict import Diverged, Verdict, difference, last_op
+from .verdict import Verdict, difference, last_op, named
 from .watch import Watch, ended, results
 
 _TAIL_BYTES = 4000
@@ -265,10 +265,11 @@ def _outcome(request: Request, watch: Watch, box: Path) -> Outcome:
 def _verdict(failures: Sequence[Failure], accounts: tuple[Account, ...]) -> Verdict:
     """What the first failure means; ranks that called different things fail in the backend."""
     first = failures[0]
-    if isinstance(first.error, Diverged):
-        return first.error.verdict
-    if first.error is not None and (found := _common(first.error, failures)) is not None:
-        return found
+    if first.error is not None:
+        found = named(first.error)  # whom it names, not who was first to raise it
+        alike = [failure for failure in failures if str(failure.error) == found.what]
+        if found.rank is not None or found.op is not None or len(alike) > 1:
+            return found
     in_backend = first.backend or first.signal == signal.SIGABRT
     different = difference(accounts) if in_backend else None
     if different is not None:
@@ -282,16 +283,6 @@ def _verdict(failures: Sequence[Failure], accounts: tuple[Account, ...]) -> Verd
         what=str(first.error) if first.error is not None else f"rank {first.rank} {how}",
         stack=first.traceback or None,
     )
-
-
-def _common(error: PolyremeError, failures: Sequence[Failure]) -> Verdict | None:
-    """What an error means that ranks raise together: whom it names, not who was first to raise."""
-    rank, op = (error.rank, error.op) if isinstance(error, RunError) else (None, None)
-    what = str(error)
-    alike = sum(failure.error is not None and str(failure.error) == what for failure in failures)
-    if rank is None and op is None and alike == 1:
-        return None
-    return Verdict(kind="error", rank=rank, op=op, what=what)
 
 
 def _failure(request: Request, rank: int, watch: Watch, box: Path) -> Failure:
