@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import email.message
+import errno
 import importlib.metadata
 import json
 import os
@@ -21,6 +22,10 @@ from polyreme.cluster.accelerator import HostAccelerator
 from polyreme.doctor import Row, broken, devices, examine, links, software, system
 from polyreme.doctor.readings import UNLIMITED, Interface, Readings, Space, read
 
+ACTIONS = (
+    *("bring", "end", "export", "free", "give", "hide", "install", "let", "make", "mount", "name"),
+    *("pip", "run", "train", "ulimit", "unset", "use"),
+)
 ROOMY = Space(path=Path("runs"), total_bytes=2**40, free_bytes=2**39, writable=True)
 WELL = Readings(
     limits={
@@ -70,6 +75,7 @@ def _told_apart(rows: Iterable[Row]) -> None:
     for row in rows:
         assert bool(row.remedy) == (row.status != "ok"), row
         assert "://" not in row.remedy
+        assert not row.remedy or row.remedy.split()[0] in ACTIONS, row
 
 
 def test_a_machine_without_lacks_has_no_remedies() -> None:
@@ -190,12 +196,37 @@ def test_interfaces_that_are_down_or_local_are_no_links() -> None:
     assert (row.what, row.value, row.status) == ("interface eth0", "1 Gbit/s", "note")
     (none,) = links.interfaces(found[:1])
     assert none.status == "note"
+    _told_apart([row, none])
 
 
 def test_processes_that_cannot_meet_break_a_machine() -> None:
     row = links.two_processes(HostAccelerator(backend="unheard-of"))
     assert (row.status, row.needed) == ("missing", True)
     assert broken([row])
+
+
+def test_processes_that_cannot_be_started_break_a_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_more(*args: Any, **settings: Any) -> None:
+        raise OSError(errno.EAGAIN, "no more processes")
+
+    monkeypatch.setattr("polyreme.runtime.launch.Launcher", no_more)
+    row = links.two_processes(HostAccelerator())
+    assert (row.status, row.needed) == ("missing", True)
+    assert "no more processes" in row.value
+    _told_apart([row])
+
+
+@pytest.mark.parametrize("headers", [True, False])
+def test_a_compiler_needs_the_headers_of_python_whether_torch_is_there_or_not(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, headers: bool
+) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
+    monkeypatch.setattr("sysconfig.get_path", lambda _: str(tmp_path))
+    if headers:
+        (tmp_path / "Python.h").touch()
+    rows = {row.what: row for row in software.rows(which=lambda name: f"/usr/bin/{name}")}
+    assert (rows["compiler"].status == "ok") == headers
+    assert headers or f"Python's headers ({tmp_path})" in rows["compiler"].remedy
 
 
 class _Dead(HostAccelerator):

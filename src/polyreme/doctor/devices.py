@@ -52,7 +52,7 @@ def _device(entry: Accelerator, index: int, count: int) -> Row:
         what=what,
         value=value,
         status="note",
-        remedy="none needed: utilisation is given against the measured rate of matrix products",
+        remedy="name its peak in a cluster file, or read utilisation against the measured rate",
     )
 
 
@@ -85,12 +85,12 @@ def _peers(entry: Accelerator) -> Row:
     found = [entry.reaches(*pair) for pair in pairs]
     what = f"{entry.name} peer access"
     if None in found:
-        remedy = "none needed: profiles measure the links"
+        remedy = "run polyreme profile, which measures the links"
         value = "torch does not say"
         return Row(group="links", what=what, value=value, status="note", remedy=remedy)
     direct = sum(map(bool, found))
     value = f"{direct} of {len(pairs)} pairs"
     if direct == len(pairs):
         return Row(group="links", what=what, value=value)
-    remedy = "data between the others go through the host: expect slower collectives"
+    remedy = "hide devices that are no peers from torch where collectives take too long"
     return Row(group="links", what=what, value=value, status="note", remedy=remedy)

@@ -40,10 +40,10 @@ def interfaces(found: Sequence[Interface]) -> Iterator[Row]:
             what=f"interface {each.name}",
             value=f"{each.bit_s / 1e9:g} Gbit/s" if known else "up; speed not told",
             status="note" if slow else "ok",
-            remedy="slow for training over several machines: exchange less often" if slow else "",
+            remedy="train on one machine, or over a faster network" if slow else "",
         )
     if not there:
-        remedy = "several machines cannot train together; one can"
+        remedy = "bring a network interface up to train over several machines"
         yield Row(group="links", what="interfaces", value="none up", status="note", remedy=remedy)
 
 
@@ -55,7 +55,7 @@ def two_processes(entry: Accelerator) -> Row:
     try:
         with Launcher(preload=("torch.distributed",)) as launcher:
             trial: Trial = launcher.run(exchange, (entry,), n_processes=N_PROCESSES)[0]
-    except PolyremeError as error:
+    except (PolyremeError, OSError) as error:
         value = " ".join(str(error).split())[:300]
         remedy = "let processes of this host meet on 127.0.0.1 (firewall, settings of sockets)"
         return Row(
@@ -68,7 +68,7 @@ def two_processes(entry: Accelerator) -> Row:
         what=what,
         value=f"{rate}, latency {latency}",
         status="note" if slow else "ok",
-        remedy="the machine is busy: other processes hold its cores" if slow else "",
+        remedy="end other processes that hold the cores" if slow else "",
     )
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import ctypes.util
 import os
 import resource
 import shutil
@@ -70,7 +69,10 @@ def read(environment: Mapping[str, str], runs: Path, cache: Path) -> Readings:
     import psutil
 
     synchronised, error_s = _clock()
-    stats = psutil.net_if_stats()
+    try:
+        stats = psutil.net_if_stats()
+    except OSError:
+        stats = {}
     interfaces = [
         Interface(name=name, up=each.isup, bit_s=each.speed * 1e6) for name, each in stats.items()
     ]

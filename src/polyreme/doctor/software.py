@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.metadata
-import importlib.util
 import platform
 import re
 import shutil
@@ -138,8 +137,7 @@ def _compiler(which: Callable[[str], str | None]) -> Row:
     """What torch.compile needs on a processor: a C++ compiler and Python's headers."""
     compiler = next(filter(None, map(which, _COMPILERS)), None)
     headers = sysconfig.get_path("include")
-    header = importlib.util.find_spec("torch") is not None and _has(headers)
-    if compiler and header:
+    if compiler and _has(headers):
         return Row(group="extras", what="compiler", value=compiler)
     lack = "a C++ compiler (g++)" if not compiler else f"Python's headers ({headers})"
     return Row(

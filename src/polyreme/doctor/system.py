@@ -138,7 +138,7 @@ def _clocks(readings: Readings) -> Iterator[Row]:
         what="monotonic clock",
         value=f"resolution {show_seconds(readings.clock_resolution_s)}",
         status="note" if coarse else "ok",
-        remedy="times of steps are coarse; use another clock source of the kernel"
+        remedy="use another clock source of the kernel: times of steps are coarse"
         if coarse
         else "",
     )
@@ -172,6 +172,6 @@ def _environment(readings: Readings) -> Iterator[Row]:
             what=name,
             value=value,
             status="note",
-            remedy=f"for the default: unset {name}"
+            remedy=f"unset {name} for the default"
             + (" (a launcher's: a run joins it as a rank)" * launched),
         )
