@@ -19,7 +19,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 
 from polyreme.cluster.accelerator import HostAccelerator
-from polyreme.errors import ConfigError, RunError
+from polyreme.errors import ConfigError
 from polyreme.runlog import CheckpointEvent, Writer, read
 from polyreme.runtime import checkpoint, saver, tensorfile
 from polyreme.runtime.mesh import World
@@ -274,21 +274,6 @@ def test_a_kill_at_any_moment_leaves_the_last_whole_checkpoint(tmp_path, seed):
         check=False,
     )
     assert done.returncode == 0, done.stderr
-
-
-def test_ranks_without_a_shared_folder_are_told(tmp_path, monkeypatch):
-    monkeypatch.setattr(saver, "_SHARED_WAIT_S", 0.0)
-    monkeypatch.setattr(World, "gather", lambda *_: [("token", True)])
-    second = World(
-        rank=1,
-        n_ranks=1,
-        local_rank=0,
-        n_local=1,
-        device=torch.device("cpu"),
-        accelerator=HostAccelerator(),
-    )
-    with pytest.raises(RunError, match=r"rank 1 does not see .* all hosts share"):
-        _save(second, "whole", tmp_path)
 
 
 def test_resume_names_a_run_a_checkpoint_or_nothing(tmp_path):
