@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import psutil
 import pytest
 import safetensors
 import torch
@@ -256,24 +257,32 @@ def test_a_plan_that_cannot_fit_exits_3_and_says_what_would(home: Path) -> None:
     assert found["ways_out"]
 
 
-def test_an_interrupted_run_leaves_a_checkpoint_and_exits_130(home: Path) -> None:
+def asked(process: subprocess.Popen[str], who: str) -> psutil.Process:
+    """The process of a run that gets the signal."""
+    command = psutil.Process(process.pid)
+    (zygote,) = (each for each in command.children() if each.children())
+    return {"command": command, "zygote": zygote, "rank": zygote.children()[-1]}[who]
+
+
+@pytest.mark.parametrize("who", ["command", "zygote", "rank"])
+def test_an_interrupted_run_leaves_a_checkpoint_and_exits_130(home: Path, who: str) -> None:
     process = subprocess.Popen(
         [sys.executable, "-m", "polyreme", "train", "spec.toml", "--set", "train.steps=100000",
          "--set", "train.eval_every=100000", "--set", "train.checkpoint_every=100000",
-         "--out", "stopped"],
+         "--out", who],
         cwd=home, env=environment(home), stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
-    log = home / "stopped" / "log.jsonl"
+    log = home / who / "log.jsonl"
     deadline = time.monotonic() + 120
     while time.monotonic() < deadline and not (log.exists() and log.stat().st_size > 0):
         time.sleep(0.1)
-    process.send_signal(signal.SIGTERM)
+    asked(process, who).send_signal(signal.SIGTERM)
     _, said = process.communicate(timeout=120)
     assert process.returncode == 130, said
-    summary = json.loads((home / "stopped" / "summary.json").read_text())
+    summary = json.loads((home / who / "summary.json").read_text())
     assert summary["status"] == "interrupted"
-    assert (home / "stopped" / "checkpoints" / "latest").read_text() == f"step-{summary['steps']}"
-    assert (home / "stopped" / "report.html").exists()
+    assert (home / who / "checkpoints" / "latest").read_text() == f"step-{summary['steps']}"
+    assert (home / who / "report.html").exists()
 
 
 def test_two_commands_never_write_one_folder(home: Path) -> None:
