@@ -7,6 +7,7 @@ import json
 import os
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ from polyreme import cli, runlog
 from polyreme.api import aftermath, folders, starting
 from polyreme.errors import ConfigError
 from polyreme.runtime import checkpoint, driver, mesh
+from polyreme.runtime.saver import Saver
 
 SPEC: dict[str, Any] = {
     "model": {"kind": "mlp", "hidden": [4]},
@@ -181,6 +183,19 @@ def test_older_checkpoints_that_cannot_be_removed_do_not_fail_the_new_one(
     assert found is not None
     assert found.status == "done"
     assert "older checkpoints cannot be removed" in capsys.readouterr().err
+
+
+def test_a_disk_that_is_dead_to_questions_too_still_gives_words(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr(checkpoint, "newest", refuse)
+    asked: Any = SimpleNamespace(_needed_bytes=7, _partial=tmp_path / "x", _run_folder=tmp_path)
+    said = Saver._in_words(asked, OSError(5, "Input/output error"))
+    assert "it needs 7 bytes" in said
+    assert "what was there before it is unknown" in said
 
 
 def test_a_new_attempt_takes_back_what_the_one_before_came_to(

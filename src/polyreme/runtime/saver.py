@@ -276,12 +276,13 @@ class Saver:
         if not isinstance(error, OSError):
             return f"{type(error).__name__}: {error}"
         needed = f"it needs {self._needed_bytes:,} bytes"
-        try:
+        free, kept = "how many are free is unknown", "what was there before it is unknown"
+        with contextlib.suppress(OSError):  # the others wait for these words
             written = sum(path.stat().st_blocks for path in self._partial.glob("*")) * 512
             free = f"{shutil.disk_usage(self._run_folder).free + written:,} are free"
-        except OSError:
-            free = "how many are free is unknown"
-        before = checkpoint.newest(self._run_folder)
-        kept = "there is none before it" if before is None else f"{before.name} stays the newest"
+            before = checkpoint.newest(self._run_folder)
+            kept = "there is none before it"
+            if before is not None:
+                kept = f"{before.name} stays the newest"
         place = error.filename or self._partial
         return f"{place}: {error.strerror or error}; {needed}, {free}; {kept}"
