@@ -105,9 +105,10 @@ def beside(
 def reference(case: Case, job: Job, world: World) -> Reference:
     layout, seed = layout_of(job.plan), job.train.seed
     if isinstance(case, Family):
-        model = plain(case.options, case.options.graph(case.sample), case.sample, seed)
+        graph = case.options.graph(case.sample)
+        model = plain(case.options, graph, case.sample, seed, world.device)
     else:
-        model = Layers(job.graph, seed).train()
+        model = Layers(job.graph, seed, world.device).train()
     return Reference(
         model,
         source=job.source,

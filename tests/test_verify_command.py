@@ -96,7 +96,8 @@ def test_asked_to_end_a_verification_ends_at_once(tmp_path):
                 break
         time.sleep(1)  # into the steps
         job.send_signal(signal.SIGINT)
-        assert job.wait(20) == 130, said
+        code = job.wait(20)
+        assert code == 130, [*said, *job.stderr]
     finally:
         job.kill()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -53,7 +54,8 @@ def test_a_rank_that_does_not_come_is_named_with_its_stack(
     assert "[6] float32" in verdict.what  # what the others wait in
     assert "rank 0, 2 waited" in verdict.what
     assert verdict.stack is not None
-    assert "in _misbehave\n" in verdict.stack.splitlines(keepends=True)[0]
+    top = verdict.stack.splitlines()[0]  # a stopped process goes on for a moment to tell it
+    assert re.search(r" in _misbehave$| in misbehaves$", top), top
     assert "in _misbehave\n" in str(error)
 
 

@@ -218,7 +218,7 @@ def _reference(problem: Problem, job: Job, world: World) -> Reference:
 
     spec, layout = problem.spec, layout_of(job.plan)
     return Reference(
-        plain(spec.model, problem.graph, job.source.sample, spec.train.seed),
+        plain(spec.model, problem.graph, job.source.sample, spec.train.seed, world.device),
         source=job.source,
         order=steps.arranged(spec, job.source, n_workers=layout.replica),
         cut=Cut(replica=layout.replica, shard=layout.shard, microbatches=job.plan.microbatches),

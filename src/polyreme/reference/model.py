@@ -66,10 +66,10 @@ class Library(Plain):
 class Layers(Plain):
     """A graph's layers one after another, where there is no model but the graph."""
 
-    def __init__(self, graph: LayerGraph, seed: int) -> None:
+    def __init__(self, graph: LayerGraph, seed: int, device: torch.device) -> None:
         super().__init__(nn.ModuleList(graph.build(layer.name) for layer in graph.layers))
         self._graph = graph
-        self.model.to_empty(device="cpu")
+        self.model.to_empty(device=device)
         self._names: list[tuple[nn.Module, str, str]] = []
         owners: dict[str, nn.Parameter] = {}
         for layer, module in zip(graph.layers, self.model, strict=True):  # type: ignore[call-overload]
@@ -93,22 +93,26 @@ class Layers(Plain):
         return {whole: getattr(holder, attribute) for holder, attribute, whole in self._names}
 
 
-def plain(model: Model, graph: LayerGraph, sample: SampleSpec, seed: int) -> Plain:
-    """The whole model with a run's initial values, in float32 on the CPU, without dropout.
+def plain(
+    model: Model, graph: LayerGraph, sample: SampleSpec, seed: int, device: torch.device
+) -> Plain:
+    """The whole model with the initial values of a run on a device, in float32, without dropout.
 
     A folder's weights are read by the library, a user's module keeps its own; all others are
-    filled layer by layer as the graph fills them.
+    filled layer by layer as the graph fills them there: each kind of device draws its own numbers.
     """
     with torch.random.fork_rng(devices=[]):
-        made, has_values = _make(model, graph, sample, seed)
+        made, has_values = _make(model, graph, sample, seed, device)
         if not has_values:
-            _fill(made, graph, seed)
+            _fill(made, graph, seed, device)
     made.float()
     drop_nothing(made)
     return made.train()
 
 
-def _make(model: Model, graph: LayerGraph, sample: SampleSpec, seed: int) -> tuple[Plain, bool]:
+def _make(
+    model: Model, graph: LayerGraph, sample: SampleSpec, seed: int, device: torch.device
+) -> tuple[Plain, bool]:
     """The model, and whether it has its values already."""
     if isinstance(model, Preset | Transformers):
         return Library(_from_configuration(model, sample)), False
@@ -118,7 +122,7 @@ def _make(model: Model, graph: LayerGraph, sample: SampleSpec, seed: int) -> tup
         from ..graph.module import call_factory
 
         made = call_factory(model, seed)
-        return (Plain(made), True) if isinstance(made, nn.Module) else (Layers(graph, seed), True)
+        return Plain(made) if isinstance(made, nn.Module) else Layers(graph, seed, device), True
     shape = next(iter(graph.inputs.values())).shape
     if isinstance(model, ResNet20):
         return Plain(PlainResNet(model, shape[0], sample.n_classes)), False
@@ -162,13 +166,13 @@ def _auto(task: str) -> Any:
     return getattr(transformers, _AUTO[task])
 
 
-def _fill(made: Plain, graph: LayerGraph, seed: int) -> None:
+def _fill(made: Plain, graph: LayerGraph, seed: int, device: torch.device) -> None:
     """Give the model the values that the graph's layers get, one layer at a time."""
     tensors = made.named()
     missing = {id(tensor) for tensor in tensors.values()}
     with torch.no_grad():
         for layer in graph.layers:
-            module = graph.build(layer.name).to_empty(device="cpu")
+            module = graph.build(layer.name).to_empty(device=device)
             graph.initialise(layer.name, module, seed)
             values = module.state_dict()
             for own, whole in layer.params.items():

@@ -253,9 +253,19 @@ def process_state(pid: int) -> str:
     try:
         status = Path(f"/proc/{pid}/stat").read_text()
     except OSError:
-        return "running" if pid and not Path("/proc/self").exists() else "gone"
+        return "running" if pid and _is_there(pid) else "gone"
     letter = status.rpartition(")")[2].split()[0]
     return {"T": "stopped", "t": "stopped", "Z": "gone", "X": "gone"}.get(letter, "running")
+
+
+def _is_there(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        pass
+    return True
 
 
 def _account(memory: bytes | mmap.mmap, rank: int) -> Account:
