@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import nullcontext
 
 import pytest
 
+from polyreme.api import training, verifying
+from polyreme.runtime.launch import PRELOAD, Launcher
 from pool import Pool
 
 
@@ -15,3 +18,20 @@ def pool() -> Iterator[Pool]:
     pool = Pool()
     yield pool
     pool.close()
+
+
+@pytest.fixture(scope="session")
+def launcher_of_runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Launcher]:
+    """A launcher that has imported what training needs, with a cache of its own."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+        launcher = Launcher((*PRELOAD, *training._PRELOAD))
+    with launcher:
+        yield launcher
+
+
+@pytest.fixture
+def warm(monkeypatch: pytest.MonkeyPatch, launcher_of_runs: Launcher) -> None:
+    """Runs of this process fork their ranks from that launcher; which saves its imports."""
+    for module in (training, verifying):
+        monkeypatch.setattr(module, "Launcher", lambda **_: nullcontext(launcher_of_runs))

@@ -23,7 +23,7 @@ SPEC = {
 
 
 @pytest.fixture
-def toy(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+def toy(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, warm: None):
     """An accelerator of its own name and memory, over tensors of the host."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     entry = HostAccelerator(name="toy", memory_limit_bytes=3 * 2**30)

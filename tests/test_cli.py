@@ -18,6 +18,7 @@ import pytest
 import safetensors
 import torch
 
+import refusals
 from polyreme import runlog, spec
 from polyreme.plan import store as plans
 
@@ -71,6 +72,13 @@ def polyreme(home: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
         timeout=240,
         check=False,
     )
+
+
+def within(home: Path, monkeypatch: pytest.MonkeyPatch, *arguments: str) -> refusals.Said:
+    """The command in this process, which has imported everything."""
+    monkeypatch.chdir(home)
+    monkeypatch.setenv("HOME", str(home))
+    return refusals.command(arguments)
 
 
 @pytest.fixture(scope="module")
@@ -235,23 +243,28 @@ def test_a_stale_plan_is_refused(home: Path) -> None:
         (("fly", "spec.toml"), "command line"),
     ],
 )
-def test_what_is_wrong_is_said_as_json(home: Path, arguments: tuple[str, ...], path: str) -> None:
-    done = polyreme(home, *arguments, "--json")
-    assert done.returncode == 2, done.stderr
-    errors = json.loads(done.stdout)["errors"]
+def test_what_is_wrong_is_said_as_json(
+    home: Path, monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, ...], path: str
+) -> None:
+    said = within(home, monkeypatch, *arguments, "--json")
+    assert said.code == 2, said.err
+    errors = json.loads(said.out)["errors"]
     assert all(set(error) == {"path", "value", "rule", "legal"} for error in errors)
     assert path in errors[0]["path"]
-    assert "Traceback" not in done.stderr
+    assert "Traceback" not in said.err
 
 
-def test_a_plan_that_cannot_fit_exits_3_and_says_what_would(home: Path) -> None:
+def test_a_plan_that_cannot_fit_exits_3_and_says_what_would(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (home / "large.toml").write_text(
         '[model]\npreset = "llama3-70b"\n[data]\nkind = "python_source"\n'
         "[train]\nsteps = 10\nglobal_batch = 8\nseq_len = 4096\n"
     )
-    done = polyreme(home, "plan", "large.toml", "--cluster", "preset:1xH100", "--assume", "--json")
-    assert done.returncode == 3, done.stderr
-    found: dict[str, Any] = json.loads(done.stdout)["infeasible"]
+    preset = ("--cluster", "preset:1xH100", "--assume")
+    said = within(home, monkeypatch, "plan", "large.toml", *preset, "--json")
+    assert said.code == 3, said.err
+    found: dict[str, Any] = json.loads(said.out)["infeasible"]
     assert sum(found["need_bytes"].values()) > found["have_bytes"]
     assert found["layer"]
     assert found["ways_out"]
@@ -264,7 +277,7 @@ def asked(process: subprocess.Popen[str], who: str) -> psutil.Process:
     return {"command": command, "zygote": zygote, "rank": zygote.children()[-1]}[who]
 
 
-@pytest.mark.parametrize("who", ["command", "zygote", "rank"])
+@pytest.mark.parametrize("who", ["command", pytest.param("zygote", marks=pytest.mark.long), "rank"])
 def test_an_interrupted_run_leaves_a_checkpoint_and_exits_130(home: Path, who: str) -> None:
     process = subprocess.Popen(
         [sys.executable, "-m", "polyreme", "train", "spec.toml", "--set", "train.steps=100000",
@@ -307,6 +320,7 @@ def visible(node: int) -> dict[str, str]:
     return {"CUDA_VISIBLE_DEVICES": str(node) if enough else ""}
 
 
+@pytest.mark.long
 def test_two_agents_of_torchrun_train_one_run(home: Path) -> None:
     with socket.socket() as picked:
         picked.bind(("127.0.0.1", 0))

@@ -8,7 +8,6 @@ import random
 import signal
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +23,7 @@ from polyreme.api import attempts, training
 from polyreme.cluster import accelerator
 from polyreme.errors import RunError
 from polyreme.runtime import checkpoint
-from polyreme.runtime.launch import PRELOAD, Launcher, RankFailed
+from polyreme.runtime.launch import Launcher, RankFailed
 from restart_entries import Fault
 
 STEPS = 12
@@ -54,12 +53,9 @@ class Shared:
         return self._launcher.run(entries.trains, (args[0], self._faults), **said)
 
 
-@pytest.fixture(scope="module")
-def launcher(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Launcher]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
-        with Launcher((*PRELOAD, *training._PRELOAD)) as launcher:
-            yield launcher
+@pytest.fixture
+def launcher(launcher_of_runs: Launcher) -> Launcher:
+    return launcher_of_runs
 
 
 def _train(
@@ -185,7 +181,7 @@ def test_a_run_outlives_the_process_that_ranks_are_forked_from(
 def test_what_another_attempt_may_mend_is_tried_again(
     launcher: Launcher, tmp_path: Path, how: str, said: str
 ) -> None:
-    found = _train(launcher, tmp_path, {0: Fault(1, 2, how)}, timeout_s=6.0)
+    found = _train(launcher, tmp_path, {0: Fault(1, 2, how)}, timeout_s=4.0)
     assert found.status == "done"
     (fault,) = _events(tmp_path, runlog.FaultEvent)
     assert said in fault.what

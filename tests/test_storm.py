@@ -16,7 +16,7 @@ def test_a_run_through_a_storm_ends_with_the_bits_of_a_quiet_one(tmp_path, monke
     monkeypatch.syspath_prepend(str(BENCHMARKS))
     import storm
 
-    setting = storm.Setting(home=tmp_path, steps=300, seconds=12.0, n_events=6, seed=4, every=10)
+    setting = storm.Setting(home=tmp_path, steps=240, seconds=11.0, n_events=6, seed=4, every=10)
     with storm.disk(tmp_path / "probe") as has_disk:
         kinds = set(storm.KINDS) - ({"disk"} if not has_disk else set())
     weather, summary = storm.storm(setting, 0)

@@ -65,7 +65,7 @@ def test_a_passed_one_exits_0_with_the_contract_s_names(monkeypatch):
     assert set(names.split()) <= set(json.loads(result.stdout))
 
 
-def test_the_plan_that_training_would_choose_passes_and_writes_nothing(monkeypatch, tmp_path):
+def test_the_plan_that_training_would_choose_passes_and_writes_nothing(monkeypatch, tmp_path, warm):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     found = pr.verify(SPEC, devices=2, steps=2)
