@@ -9,6 +9,7 @@ import msgspec
 import pytest
 
 import polyreme as pr
+from devices import TWO
 from planner_toy import cluster, toy
 from polyreme.errors import ConfigError, Violation
 from polyreme.plan import store
@@ -61,6 +62,7 @@ def test_a_sound_spec_is_not_refused() -> None:
     pr.check(DIGITS)
 
 
+@TWO
 def test_spec_machine_and_plan_are_all_judged_when_each_is_wrong() -> None:
     store.save(_plan(microbatches=0, bucket_bytes=0), Path("plan.json"))
     found = _paths(
@@ -91,6 +93,7 @@ def test_a_batch_larger_than_the_data_is_refused() -> None:
     assert _paths(DIGITS, "train.global_batch=5000") == {"train.global_batch"}
 
 
+@TWO
 def test_violations_stand_once() -> None:
     found = _violations(DIGITS, "parallel.shard=3", "train.min_devices=9", devices=2)
     assert len({(each.path, each.rule) for each in found}) == len(found) == 2
@@ -115,6 +118,7 @@ def test_violations_stand_once() -> None:
         ),
     ],
 )
+@TWO
 def test_keys_for_trouble_must_fit_data_and_devices(
     spec: dict[str, Any], overrides: tuple[str, ...], path: str, legal: str
 ) -> None:

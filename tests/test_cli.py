@@ -19,6 +19,7 @@ import safetensors
 import torch
 
 import refusals
+from devices import TWO
 from polyreme import runlog, spec
 from polyreme.plan import store as plans
 
@@ -187,6 +188,7 @@ def printed(home: Path) -> dict[str, Any]:
     return found
 
 
+@TWO
 def test_a_given_plan_is_the_plan_that_runs(home: Path, printed: dict[str, Any]) -> None:
     assert printed["top"][0]["plan"]["layer_plans"] == printed["layer_plans"]
     assert {"solver", "objective_s", "bound_s", "proved", "candidates", "rejected"} <= set(
@@ -198,6 +200,7 @@ def test_a_given_plan_is_the_plan_that_runs(home: Path, printed: dict[str, Any])
     assert {layer.level for layer in ran.layer_plans.values()} == {"params"}
 
 
+@TWO
 def test_a_plan_is_priced_as_it_was_when_found(home: Path, printed: dict[str, Any]) -> None:
     again = polyreme(home, "plan", "spec.toml", "--price", "plan.json", "--json")
     assert again.returncode == 0, again.stderr
@@ -207,6 +210,7 @@ def test_a_plan_is_priced_as_it_was_when_found(home: Path, printed: dict[str, An
 
 
 @pytest.mark.usefixtures("printed")
+@TWO
 def test_a_stale_plan_is_refused(home: Path) -> None:
     done = polyreme(
         home, "train", "spec.toml", "--plan", "plan.json", "--set", "train.global_batch=32",

@@ -18,6 +18,7 @@ from safetensors.torch import load_file
 
 import polyreme as pr
 import restart_entries as entries
+from devices import TWO
 from polyreme import runlog
 from polyreme.api import attempts, training
 from polyreme.cluster import accelerator
@@ -26,6 +27,7 @@ from polyreme.runtime import checkpoint
 from polyreme.runtime.launch import Launcher, RankFailed
 from restart_entries import Fault
 
+pytestmark = TWO
 STEPS = 12
 
 

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 import polyreme as pr
+from devices import TWO
 from polyreme import cli, runlog
 from polyreme.api import aftermath, folders, starting
 from polyreme.errors import ConfigError
@@ -210,6 +211,7 @@ def test_a_new_attempt_takes_back_what_the_one_before_came_to(
     assert not (run / "report.html").exists()
 
 
+@TWO
 def test_a_given_plan_for_fewer_devices_than_processes_is_refused(
     job: Any, run: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -15,6 +15,7 @@ import pytest
 from typer.testing import CliRunner
 
 import polyreme as pr
+from devices import TWO
 from polyreme import api, cli
 from polyreme.api.verifying import Verification
 from polyreme.errors import ConfigError
@@ -65,6 +66,7 @@ def test_a_passed_one_exits_0_with_the_contract_s_names(monkeypatch):
     assert set(names.split()) <= set(json.loads(result.stdout))
 
 
+@TWO
 def test_the_plan_that_training_would_choose_passes_and_writes_nothing(monkeypatch, tmp_path, warm):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
@@ -77,6 +79,7 @@ def test_the_plan_that_training_would_choose_passes_and_writes_nothing(monkeypat
     assert not list(tmp_path.iterdir())
 
 
+@TWO
 def test_asked_to_end_a_verification_ends_at_once(tmp_path):
     """There is nothing to save, so no rank is waited for."""
     command = [sys.executable, "-m", "polyreme", "verify", str(EXAMPLES / "digits.toml")]
@@ -102,6 +105,7 @@ def test_asked_to_end_a_verification_ends_at_once(tmp_path):
         job.kill()
 
 
+@TWO
 def test_a_plan_of_another_model_is_refused(tmp_path):
     other = {**SPEC, "model": {"kind": "mlp", "hidden": [8]}}
     file = tmp_path / "plan.json"
