@@ -261,6 +261,16 @@ def test_a_lock_whose_holder_just_removed_it_locks_nobody_out_and_lets_one_in(
     assert not mark.exists()
 
 
+@pytest.mark.parametrize("name", ["nope", "nope/deep/run"])
+def test_a_run_folder_that_cannot_be_made_is_named_as_it_was_given(name: str) -> None:
+    folder = Path("/proc") / name
+    with (
+        pytest.raises(ConfigError, match=rf'--out: "{folder}" cannot be written \(No such file'),
+        folders.claimed(folder),
+    ):
+        pass
+
+
 def test_a_process_without_a_result_prints_none(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(cli.typer.Exit):
         cli._end(lambda: None, True)

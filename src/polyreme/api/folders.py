@@ -32,9 +32,16 @@ def claimed(folder: Path) -> Iterator[None]:
         ConfigError: another one is at it, or the folder cannot be made.
     """
     refuse_file(folder)
-    folder.parent.mkdir(parents=True, exist_ok=True)
     mark = folder.parent / f".{folder.name}.lock"
-    with _locked(mark, folder):
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        lock = _locked(mark, folder)
+    except OSError as error:
+        rule, legal = f"cannot be written ({error.strerror})", "a folder that may be written"
+        raise ConfigError(
+            [Violation(path="--out", value=str(folder), rule=rule, legal=legal)]
+        ) from error
+    with lock:
         try:
             yield
         finally:
