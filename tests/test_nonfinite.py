@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
 import threading
 from dataclasses import replace
@@ -87,6 +89,9 @@ def test_the_samples_that_ended_a_run_are_kept(pool, tmp_path):
     assert first == second
     assert "step 3: 2 steps in a row" in first
     assert "on rank 1; their samples are in" in first
+    assert first.endswith(
+        "try a lower data_parallel.rule.lr (it is 0.2) or train.clip_norm (it is not set)"
+    )
     [path] = (tmp_path / "nonfinite").iterdir()
     assert path.name == "step-3.rank-1.safetensors"
     ids = _order().local(2, 1, 2)
@@ -138,6 +143,20 @@ def test_a_checkpoint_under_way_is_completed_before_a_run_ends(pool, tmp_path):
         assert "2 steps in a row" in said
         assert newest is not None
         assert newest.name == "step-2"
+
+
+def _said(world, poisoned):
+    with contextlib.redirect_stderr(io.StringIO()) as said:
+        _train(world, {"replica": 2}, poisoned)
+    return said.getvalue()
+
+
+def test_only_the_first_of_skipped_steps_in_a_row_is_said(pool):
+    order = _order()
+    poisoned = [int(order.local(step, 1, 2)[0]) for step in (0, 1, 3)]
+    poisoned.append(int(order.local(3, 0, 2)[0]))
+    said = "polyreme: step {} is skipped: gradient norm is not finite on rank {}\n".format
+    assert pool(2).run(_said, poisoned) == [said(1, "1") + said(4, "0, 1"), ""]
 
 
 def test_a_run_without_one_finite_step_does_not_end_as_done(pool, tmp_path):

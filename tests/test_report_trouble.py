@@ -172,6 +172,32 @@ def test_a_run_of_skipped_steps_says_so_plainly(tmp_path: Path) -> None:
     assert trouble.skipped_line(few).startswith("1 of 3 steps (33 %) was skipped")
 
 
+@pytest.mark.parametrize(
+    ("first", "second", "where"),
+    [
+        ((0, 1), (0, 1), "not finite on rank 0, 1."),
+        ((0, 1), (1,), "not finite, on rank 1 most often."),
+        ((), (), "not finite."),
+        ((), (2,), "not finite, on rank 2 most often."),
+    ],
+)
+def test_every_rank_to_blame_for_skipped_steps_is_named(
+    tmp_path: Path, first: tuple[int, ...], second: tuple[int, ...], where: str
+) -> None:
+    bad = {"loss": None, "skipped": True, "reason": "loss is not finite"}
+    steps = [
+        *steps_of(0, [1], 0.0, **bad, rank=next(iter(first), None), ranks=first),
+        *steps_of(0, [2], 1.0, **bad, rank=next(iter(second), None), ranks=second),
+        *steps_of(0, [3], 2.0),
+    ]
+    folder = report_run.write_run(tmp_path / "run", steps=steps)
+    assert trouble.skipped_line(read_run(folder)).endswith(f"because loss is {where}")
+    cell = ", ".join(map(str, first)) or "unknown"
+    assert f"<td>{cell}</td>" in re.sub(
+        r"<td[^>]*>", "<td>", shown(render([folder], tmp_path / "page"))
+    )
+
+
 def account(rank: int, n_events: int, state: str = "running", odd: bool = False) -> Account:
     events = tuple(
         Event(

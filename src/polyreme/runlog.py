@@ -25,8 +25,9 @@ class StepEvent(msgspec.Struct, frozen=True, kw_only=True, tag="step", tag_field
     Seconds are means over processes: `compute_s` not blocked on others, `wait_s` blocked because
     another process was slower, `comm_s` blocked for the communication itself; they add up to
     `step_s`. `wire_bytes` is what one process sent. `memory_bytes` is the highest peak of any
-    device so far. A step that was not finite has `skipped`, a `reason` and the `rank`. `sample_ids`
-    are listed if asked for, in the order of the global batch.
+    device so far. A step that was not finite has `skipped`, a `reason`, the `ranks` to blame if
+    any are, and the first of them as `rank`. `sample_ids` are listed if asked for, in the order of
+    the global batch.
     """
 
     t: float
@@ -46,7 +47,15 @@ class StepEvent(msgspec.Struct, frozen=True, kw_only=True, tag="step", tag_field
     skipped: bool = False
     reason: str | None = None
     rank: int | None = None
+    ranks: tuple[int, ...] | None = None
     sample_ids: tuple[int, ...] | None = None
+
+    @property
+    def blamed(self) -> tuple[int, ...]:
+        """All ranks to blame, also in a log that names only the first."""
+        if self.ranks is not None:
+            return self.ranks
+        return () if self.rank is None else (self.rank,)
 
 
 class EvalEvent(msgspec.Struct, frozen=True, kw_only=True, tag="eval", tag_field="kind"):

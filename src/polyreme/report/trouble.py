@@ -77,10 +77,12 @@ def skipped_line(run: Run) -> str:
     why = f"because {reason}" if n_same == n_skipped else f"most because {reason}"
     line = f"{n_skipped:,} of {count(n_steps, 'step')} ({percent(n_skipped / n_steps)}) "
     line += f"{'was' if n_skipped == 1 else 'were'} skipped, {why}"
-    ranks = Counter(event.rank for event in kept if event.rank is not None)
-    if ranks:
-        rank, n_ranks = ranks.most_common(1)[0]
-        line += f" on rank {rank}" if n_ranks == n_skipped else f", on rank {rank} most often"
+    blamed = {event.blamed for event in kept}
+    often = Counter(rank for event in kept for rank in event.blamed).most_common(1)
+    if often and len(blamed) == 1:
+        line += f" on rank {', '.join(map(str, *blamed))}"
+    elif often:
+        line += f", on rank {often[0][0]} most often"
     line += "."
     if 2 * n_skipped > n_steps:
         line = f"Most of this run taught the model nothing: {line}"

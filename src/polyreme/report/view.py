@@ -69,7 +69,7 @@ def run_view(run: Run, effectiveness: float | None = None) -> dict[str, Any]:
         "outcomes": tables.outcome_rows(run),
         "skipped_title": count(len(skipped), "step") + " skipped",
         "skipped": [
-            (f"{event.step:,}", event.reason or "not finite", _rank(event.rank))
+            (f"{event.step:,}", event.reason or "not finite", _ranks(event.blamed))
             for event in skipped[:MAX_ROWS]
         ],
         "time_shares": time_shares(run),
@@ -128,8 +128,8 @@ def _memory_notes(run: Run) -> list[str]:
     return notes
 
 
-def _rank(rank: int | None) -> str:
-    return "unknown" if rank is None else str(rank)
+def _ranks(ranks: tuple[int, ...]) -> str:
+    return ", ".join(map(str, ranks)) or "unknown"
 
 
 def _plan_view(run: Run, plan: Plan) -> dict[str, Any]:

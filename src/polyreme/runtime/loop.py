@@ -21,7 +21,7 @@ from .evaluate import evaluate
 from .feed import Feed
 from .job import Job
 from .mesh import World
-from .nonfinite import save_samples
+from .nonfinite import cause, remedy, save_samples
 from .saver import Saving
 from .state import Progress, State
 from .verdict import diverged
@@ -276,10 +276,11 @@ class _Run:
             self._saved()
         except RunError as error:
             kept += f"; {error}"
-        ranks = ", ".join(map(str, result.bad_ranks))
-        where = f" on rank {ranks}" if ranks else ""
-        what = f"step {step}: {rule}; the last because {result.reason}{where}{kept}"
-        return RunError(what, rank=result.rank)
+        assert result.reason is not None, "skipped steps have a reason"
+        if result.bad_ranks:
+            kept += f"; {remedy(self.job.algorithm.rule.lr, self.job.train.clip_norm)}"
+        why = cause(result.reason, result.bad_ranks)
+        return RunError(f"step {step}: {rule}; the last because {why}{kept}", rank=result.rank)
 
     def _keep_samples(self, home: Path, result: StepResult, read: _Read) -> str | None:
         """Why the samples could not be written, if this rank had to and could not."""
@@ -304,6 +305,9 @@ class _Run:
                 samples_per_s=n_samples / step_s,
                 memory_bytes=result.memory_bytes,
             )
+        if result.reason is not None and now.skipped_in_row == 1 and self.world.is_first:
+            why = cause(result.reason, result.bad_ranks)
+            sys.stderr.write(f"polyreme: step {now.step} is skipped: {why}\n")
         settings = self.job.train
         due = now.step % settings.log_every == 0 or now.step == self.n_steps
         listed = settings.log_samples or result.skipped
@@ -328,6 +332,7 @@ class _Run:
                 skipped=result.skipped,
                 reason=result.reason,
                 rank=result.rank,
+                ranks=result.bad_ranks if result.skipped else None,
                 sample_ids=self.feed.sample_ids(now.step - 1) if listed else None,
             )
         )

@@ -1,4 +1,4 @@
-"""Keeps the samples of a rank whose loss or gradient was not finite, for whoever looks for why."""
+"""Steps that are not finite: what is said of them, and the samples kept for who looks for why."""
 
 from __future__ import annotations
 
@@ -11,6 +11,25 @@ from . import tensorfile
 
 if TYPE_CHECKING:
     import torch
+
+
+def cause(reason: str, ranks: Sequence[int]) -> str:
+    """Why a step is skipped, with the ranks to blame if any are.
+
+    >>> cause("loss is not finite", (0, 2))
+    'loss is not finite on rank 0, 2'
+    """
+    return f"{reason} on rank {', '.join(map(str, ranks))}" if ranks else reason
+
+
+def remedy(lr: float, clip_norm: float | None) -> str:
+    """What to try where losses or gradients are not finite.
+
+    >>> remedy(0.1, None)
+    'try a lower data_parallel.rule.lr (it is 0.1) or train.clip_norm (it is not set)'
+    """
+    clip = "not set" if clip_norm is None else f"{clip_norm:g}"
+    return f"try a lower data_parallel.rule.lr (it is {lr:g}) or train.clip_norm (it is {clip})"
 
 
 def save_samples(
