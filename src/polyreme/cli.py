@@ -340,7 +340,8 @@ def _end(command: Callable[[], Any], json: bool) -> None:
     try:
         result = _readable(command)
     except PolyremeError as error:
-        typer.echo(f"polyreme: {error}", err=True)
+        if not error.said:
+            typer.echo(f"polyreme: {error}", err=True)
         if json:
             typer.echo(msgspec.json.encode(error.as_json()).decode())
         raise typer.Exit(error.exit_code) from None

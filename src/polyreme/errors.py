@@ -68,9 +68,13 @@ def _key(key: Any) -> str:
 
 
 class PolyremeError(Exception):
-    """Base of all errors raised at users; `exit_code` is what the command ends with."""
+    """Base of all errors raised at users; `exit_code` is what the command ends with.
+
+    `said` is set of one that stands on stderr already: it is not to be said there again.
+    """
 
     exit_code = 1
+    said = False
 
     def as_json(self) -> dict[str, Any]:
         """What a command prints of it under ``--json``."""

@@ -86,7 +86,8 @@ def _launch(
         if attempts.begun:
             if isinstance(error, PolyremeError):
                 # The page takes seconds; who is to blame is said before.
-                sys.stderr.write(f"polyreme: {str(error).splitlines()[0]}\n")
+                sys.stderr.write(f"polyreme: {error}\n")
+                error.said = True
                 attempts.note(error)
             status: runlog.Status = "interrupted" if interrupted else "failed"
             conclude(spec, folder, status, attempts.machines)
