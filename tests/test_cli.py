@@ -300,6 +300,8 @@ def test_an_interrupted_run_leaves_a_checkpoint_and_exits_130(home: Path, who: s
     assert summary["status"] == "interrupted"
     assert (home / who / "checkpoints" / "latest").read_text() == f"step-{summary['steps']}"
     assert (home / who / "report.html").exists()
+    saved = f"step-{summary['steps']} is saved in {who}/checkpoints; the same command with --resume"
+    assert said.count(saved) == 1, said
 
 
 def test_two_commands_never_write_one_folder(home: Path) -> None:

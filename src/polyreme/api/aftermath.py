@@ -12,6 +12,7 @@ from ..cluster.accelerator import Accelerator
 from ..cluster.types import Cluster
 from ..errors import PolyremeError, RunError
 from ..plan import store as plans
+from ..runtime import checkpoint
 from ..runtime.record import Account
 from ..runtime.verdict import Verdict, attempt_json
 from . import folders
@@ -58,6 +59,16 @@ def next_attempt(folder: Path) -> int:
     log = folder / folders.LOG
     attempts = [event.attempt for event in runlog.read(log)] if log.exists() else []
     return max(attempts, default=-1) + 1
+
+
+def say_saved(folder: Path) -> None:
+    """Say of a run that was asked to end where it can be gone on with, if it can."""
+    newest = checkpoint.newest(folder)
+    if newest is not None:
+        sys.stderr.write(
+            f"polyreme: {newest.name} is saved in {newest.parent}; "
+            "the same command with --resume auto goes on from it\n"
+        )
 
 
 def conclude(

@@ -58,7 +58,7 @@ def _launch(
     start_s: float,
 ) -> runlog.Summary:
     from . import starting
-    from .aftermath import conclude
+    from .aftermath import conclude, say_saved
     from .attempts import Attempts
     from .problem import here
     from .ranks import Request
@@ -89,6 +89,8 @@ def _launch(
                 sys.stderr.write(f"polyreme: {error}\n")
                 error.said = True
                 attempts.note(error)
+            else:
+                say_saved(folder)
             status: runlog.Status = "interrupted" if interrupted else "failed"
             conclude(spec, folder, status, attempts.machines)
         raise
@@ -163,6 +165,7 @@ def _judged(spec: specs.Spec, folder: Path) -> runlog.Summary:
     from ..report.against import against, parse_target
     from ..report.page import render
     from ..report.runs import read_run
+    from .aftermath import say_saved
 
     found = msgspec.json.decode((folder / "summary.json").read_bytes(), type=runlog.Summary)
     options, reference = spec.report, None
@@ -179,4 +182,6 @@ def _judged(spec: specs.Spec, folder: Path) -> runlog.Summary:
         if spec.train.on_save_error == "stop":
             raise
         sys.stderr.write(f"polyreme: {error}\n")
+    if found.status == "interrupted":
+        say_saved(folder)
     return found
