@@ -262,18 +262,16 @@ def test_a_run_goes_on_with_the_devices_that_are_left(
 
 
 def test_a_signal_while_a_restart_is_waited_for_ends_the_run(
-    launcher: Launcher, tmp_path: Path
+    launcher: Launcher, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     faults = {0: Fault(1, 6, "SIGKILL")}
-    log = tmp_path / "log.jsonl"
+    sleep = time.sleep
 
-    def interrupt() -> None:
-        while not log.exists() or b'"fault"' not in log.read_bytes():
-            time.sleep(0.02)
-        time.sleep(0.1)
+    def interrupted(seconds: float) -> None:
         os.kill(os.getpid(), signal.SIGINT)
+        sleep(seconds)
 
-    threading.Thread(target=interrupt, daemon=True).start()
+    monkeypatch.setattr(attempts.time, "sleep", interrupted)
     with pytest.raises(KeyboardInterrupt):
         _train(launcher, tmp_path, faults, restart_wait_s=60.0)
     assert json.loads((tmp_path / "summary.json").read_text())["status"] == "interrupted"

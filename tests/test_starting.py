@@ -122,8 +122,25 @@ def test_auto_sets_a_damaged_checkpoint_aside_and_a_named_one_is_refused(
     assert newest.is_dir()
     pr.train(SPEC, out=run, resume="auto")
     assert _restarts(run)[-1] == 2
-    assert f"it is kept as {newest.with_name('damaged.step-3')}" in capsys.readouterr().err
+    assert "it is kept as damaged.step-3, going on from step-2" in capsys.readouterr().err
     assert checkpoint.verify(newest).progress.step == 3
+
+
+def test_a_checkpoint_without_its_meta_is_damaged_and_not_passed_over(
+    job: Any, run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    homes = [run / "checkpoints" / f"step-{step}" for step in (3, 2, 1)]
+    (homes[0] / "meta.json").unlink()
+    with pytest.raises(ConfigError, match=r"step-3.* is damaged: meta\.json is missing"):
+        pr.train(SPEC, out=run, resume=str(homes[0]))
+    pr.train(SPEC, out=run, resume="auto")
+    assert (run / "checkpoints" / "damaged.step-3").is_dir()
+    assert "going on from step-2" in capsys.readouterr().err
+    for home in homes:
+        (home / "meta.json").unlink()
+    with pytest.raises(ConfigError, match=r"meta\.json is missing"):
+        pr.train(SPEC, out=run, resume="auto")
+    assert (run / "log.jsonl").exists()  # nothing began anew
 
 
 def test_when_no_checkpoint_is_whole_a_run_does_not_begin_anew(job: Any, run: Path) -> None:

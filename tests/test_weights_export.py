@@ -28,6 +28,7 @@ from polyreme.runtime import checkpoint, loop, pieces, tensorfile
 from polyreme.runtime.final import save_final
 from polyreme.runtime.saver import Saver
 from polyreme.runtime.state import Progress
+from polyreme.runtime.synced import write_synced
 from polyreme.runtime.weights import import_weights
 from polyreme.runtime.weights_export import _Weights, export_weights
 from polyreme.runtime.weights_names import wanted
@@ -60,9 +61,7 @@ def _written(world, folder: str, tensors: dict, layout: str):
         for name, tensor in tensors.items()
     }
     index = pieces.write(Path(folder), world.rank, pieces.written(laid, world.rank, world.n_ranks))
-    checkpoint.write_synced(
-        checkpoint.part_index(Path(folder), world.rank), msgspec.json.encode(index)
-    )
+    write_synced(checkpoint.part_index(Path(folder), world.rank), msgspec.json.encode(index))
 
 
 @pytest.mark.parametrize("layout", ["rows", "columns", "both"])

@@ -176,17 +176,21 @@ def _load(request: Request, state: State, problem: Problem) -> Progress:
     Raises ConfigError where the last to be tried is damaged, or one belongs to another run.
     """
     world = state.world
-    for folder in request.resume:
+    for folder, older in zip(request.resume, (*request.resume[1:], None), strict=True):
         try:
             return checkpoint.load(
                 state, folder, graph=problem.graph, settings=_settings(problem.spec)
             )
         except checkpoint.Damaged as error:
-            if folder == request.resume[-1]:
+            if older is None:
                 raise
             if world.is_first:
                 place = checkpoint.set_aside(folder)
-                sys.stderr.write(f"polyreme: {error}\npolyreme: it is kept as {place}\n")
+                rule = error.violations[0].rule
+                sys.stderr.write(
+                    f"polyreme: {folder.name} {rule}; it is kept as {place.name}, "
+                    f"going on from {older.name}\n"
+                )
             world.barrier()
     raise AssertionError("it is asked only where there are some")
 

@@ -33,7 +33,7 @@ class Start(msgspec.Struct, frozen=True, kw_only=True):
         """Checkpoints that a later attempt tries: the run's own, then what it was begun from."""
         before = set(self.before)
         own = [each for each in checkpoint.candidates(folder) if _stamp(each) not in before]
-        more = [each for each in self.first[:-1] if checkpoint.is_complete(each)]
+        more = [each for each in self.first[:-1] if each.is_dir()]
         return (*own, *more, *self.first[-1:])
 
 
@@ -63,4 +63,4 @@ def begun(folder: Path, launch: str) -> Start | None:
 
 def _stamp(folder: Path) -> tuple[str, int]:
     """What sets a checkpoint apart from a later one of the same step."""
-    return folder.name, (folder / checkpoint.META).stat().st_mtime_ns
+    return folder.name, checkpoint.written_ns(folder)

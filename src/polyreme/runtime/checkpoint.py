@@ -9,9 +9,7 @@ SHA-256 of each file) and, written last, ``meta.json``.
 
 from __future__ import annotations
 
-import contextlib
 import math
-import os
 import platform
 import re
 import shutil
@@ -30,6 +28,7 @@ from . import pieces, tensorfile
 from .mesh import World
 from .pieces import Index
 from .state import Progress, State
+from .synced import sync_folder, write_synced
 
 EXTRA = "extra/"  # imported tensors that the library ignores; they are kept for the way back
 META = "meta.json"
@@ -179,12 +178,10 @@ def verify(folder: Path) -> Meta:
 def newest(run_folder: Path) -> Path | None:
     """The checkpoint that ``latest`` names, or else the complete one of the highest step."""
     home = run_folder / "checkpoints"
-    with contextlib.suppress(OSError):
-        name = (home / "latest").read_text().strip()
-        for named in (home / name, _replaced(home / name)):
-            if is_complete(named):
-                return named
-    return max(_complete(home), key=_step, default=None)
+    pointed = _pointed(home)
+    if pointed is not None and is_complete(pointed):
+        return pointed
+    return max(filter(is_complete, _named(home)), key=_step, default=None)
 
 
 def candidates(run_folder: Path) -> tuple[Path, ...]:
@@ -194,10 +191,10 @@ def candidates(run_folder: Path) -> tuple[Path, ...]:
     """
     home = run_folder / "checkpoints"
     _put_back(home)
-    first = newest(run_folder)
+    first = _pointed(home) or max(_named(home), key=_step, default=None)
     if first is None:
         return ()
-    older = [folder for folder in _complete(home) if _step(folder) < _step(first)]
+    older = [folder for folder in _named(home) if _step(folder) < _step(first)]
     return (first, *sorted(older, key=_step, reverse=True))
 
 
@@ -206,14 +203,18 @@ def find(resume: str, run_folder: Path) -> tuple[Path, ...]:
 
     ``auto`` is the run's newest, and those before it in case it is damaged; none if there is none.
 
-    Raises ConfigError where the folder is neither.
+    Raises ConfigError where the folder is neither, Damaged where it cannot be read.
     """
     if resume == "auto":
         return candidates(run_folder)
     folder = Path(resume)
-    if not is_complete(folder) and folder.resolve() == run_folder.resolve():
+    if _is_named(folder) or is_complete(folder):
+        read_meta(folder)
+        read_index(folder)
+        return (folder,)
+    if folder.resolve() == run_folder.resolve():
         _put_back(folder / "checkpoints")
-    found = folder if is_complete(folder) else newest(folder)
+    found = newest(folder)
     if found is None:
         rule = "holds no complete checkpoint" if folder.is_dir() else "is no folder"
         legal = "auto, a folder checkpoints/step-N, or a run folder that has one"
@@ -229,7 +230,7 @@ def set_aside(folder: Path) -> Path:
 
 
 def prune(run_folder: Path, keep: int, best: str | None = None) -> None:
-    """Delete all but the `keep` newest complete checkpoints; never the one in use.
+    """Delete all but the `keep` newest checkpoints; never the one in use.
 
     Nor the one whose metric `best` is the best of all (a loss that is lowest, or else what is
     highest); one without it, or whose metric is not finite, is never the best.
@@ -237,7 +238,7 @@ def prune(run_folder: Path, keep: int, best: str | None = None) -> None:
     assert keep >= 1, "the newest always stays"
     home = run_folder / "checkpoints"
     # A run that went back to an earlier step writes lower numbers than those it left behind.
-    age = sorted(_complete(home), key=lambda folder: (folder / META).stat().st_mtime_ns)
+    age = sorted(_named(home), key=written_ns)
     stay = {newest(run_folder), *age[-keep:]}
     if best is not None:
         stay.add(best_of(age, best))
@@ -272,11 +273,12 @@ def is_complete(folder: Path) -> bool:
 
 def read_meta(folder: Path) -> Meta:
     """``meta.json``; Damaged if it cannot be read, ConfigError if it is of a later format."""
-    legal = "a complete checkpoints/step-N folder"
+    legal = "another of the run's checkpoints/step-N folders"
     try:
         meta = msgspec.json.decode((folder / META).read_bytes(), type=Meta)
     except (OSError, msgspec.DecodeError) as error:
-        rule = f"cannot be read as a checkpoint ({error})"
+        missing = isinstance(error, FileNotFoundError)
+        rule = f"is damaged: {META} {'is missing' if missing else f'cannot be read ({error})'}"
         raise Damaged(
             [Violation(path="resume", value=str(folder), rule=rule, legal=legal)]
         ) from error
@@ -313,9 +315,31 @@ def _put_back(home: Path) -> None:
             aside.rename(folder)
 
 
-def _complete(home: Path) -> list[Path]:
-    folders = [folder for folder in home.glob("step-*") if re.fullmatch(r"step-\d+", folder.name)]
-    return [folder for folder in folders if is_complete(folder)]
+def written_ns(folder: Path) -> int:
+    """When a checkpoint was completed; 0 where that is lost."""
+    try:
+        return (folder / META).stat().st_mtime_ns
+    except OSError:
+        return 0
+
+
+def _pointed(home: Path) -> Path | None:
+    """What ``latest`` names, if it is there."""
+    try:
+        name = (home / "latest").read_text().strip()
+    except OSError:
+        return None
+    found = (each for each in (home / name, _replaced(home / name)) if each.is_dir())
+    return next(found, None)
+
+
+def _named(home: Path) -> list[Path]:
+    """Checkpoints: a folder gets such a name when it is whole, and what it lacks then is damage."""
+    return [folder for folder in home.glob("step-*") if _is_named(folder)]
+
+
+def _is_named(folder: Path) -> bool:
+    return re.fullmatch(r"step-\d+", folder.name) is not None and folder.is_dir()
 
 
 def _step(folder: Path) -> int:
@@ -326,23 +350,6 @@ def _step(folder: Path) -> int:
 def _replaced(folder: Path) -> Path:
     """Where a checkpoint waits while another of the same step takes its place."""
     return folder.with_name(f".{folder.name}.replaced")
-
-
-def write_synced(path: Path, content: bytes) -> None:
-    """Write a file and wait until it is on the disk."""
-    with path.open("wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-
-
-def sync_folder(folder: Path) -> None:
-    """Wait until a folder's names are on the disk."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _damaged(folder: Path, index: Index, world: World) -> list[str]:

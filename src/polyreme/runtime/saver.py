@@ -23,11 +23,12 @@ import torch
 
 from ..errors import RunError
 from ..graph.layer import LayerGraph
-from ..runlog import CheckpointEvent, FaultEvent, Writer
+from ..runlog import CheckpointEvent, FaultEvent, Writer, room
 from . import checkpoint, pieces
 from .checkpoint import Meta
 from .mesh import World
 from .state import State
+from .synced import sync_folder, write_synced
 
 _SHARED_WAIT_S = 5.0  # network file systems show a new folder late
 _SAY_S = 5.0  # after so long in vain it is said what is waited for
@@ -221,8 +222,8 @@ class Saver:
         partial, rank = self._partial, self._world.rank
         partial.mkdir(parents=True, exist_ok=True)
         index = pieces.write(partial, rank, parts)
-        checkpoint.write_synced(checkpoint.part_index(partial, rank), msgspec.json.encode(index))
-        checkpoint.sync_folder(partial)
+        write_synced(checkpoint.part_index(partial, rank), msgspec.json.encode(index))
+        sync_folder(partial)
 
     def _complete(self) -> None:
         assert self._meta is not None, "a save is under way"
@@ -279,7 +280,7 @@ class Saver:
         free, kept = "how many are free is unknown", "what was there before it is unknown"
         with contextlib.suppress(OSError):  # the others wait for these words
             written = sum(path.stat().st_blocks for path in self._partial.glob("*")) * 512
-            free = f"{shutil.disk_usage(self._run_folder).free + written:,} are free"
+            free = room(error, self._run_folder, written)
             before = checkpoint.newest(self._run_folder)
             kept = "there is none before it"
             if before is not None:

@@ -15,6 +15,7 @@ from ..graph.layer import LayerGraph
 from . import checkpoint, tensorfile
 from .pieces import Index, Piece, Whole
 from .state import Progress
+from .synced import sync_folder, write_synced
 from .weights_names import misfits, named, some, wanted
 from .weights_source import Source, read_source
 
@@ -91,9 +92,9 @@ def appearing(to: Path, n_bytes: int) -> Iterator[Path]:
         rmtree(partial, ignore_errors=True)
         partial.mkdir(parents=True)
         yield partial
-        checkpoint.sync_folder(partial)
+        sync_folder(partial)
         partial.rename(to)
-        checkpoint.sync_folder(to.absolute().parent)
+        sync_folder(to.absolute().parent)
     except OSError as error:
         above = next(each for each in to.absolute().parents if each.exists())
         free = disk_usage(above).free
@@ -160,4 +161,4 @@ def _write(
     blocks = chain.from_iterable(source.blocks(key) for key in keys)
     total = tensorfile.write(folder / file, like, blocks, {})
     index = Index(tensors=tensors, files={file: total})
-    checkpoint.write_synced(checkpoint.part_index(folder, number), msgspec.json.encode(index))
+    write_synced(checkpoint.part_index(folder, number), msgspec.json.encode(index))

@@ -20,6 +20,7 @@ from ..graph.layer import LayerGraph
 from . import checkpoint, tensorfile
 from .checkpoint import EXTRA
 from .pieces import Piece, Whole
+from .synced import write_synced
 from .tensorfile import Held
 from .weights import Moved, Origin, appearing
 from .weights_names import misfits, named, wanted
@@ -182,9 +183,9 @@ def export_weights(
         else:
             index, config = _index(files, like), _config(graph, like)
         if index is not None:
-            checkpoint.write_synced(partial / INDEX, index.encode())
+            write_synced(partial / INDEX, index.encode())
         if config is not None:
-            checkpoint.write_synced(partial / "config.json", config.encode())
+            write_synced(partial / "config.json", config.encode())
         written = tuple(sorted(each.name for each in partial.iterdir()))
     n_tensors = sum(len(file.keys) for file in files)
     return Moved(path=str(to), files=written, tensors=n_tensors, n_bytes=n_bytes)
