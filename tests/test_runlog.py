@@ -95,7 +95,7 @@ def test_events_that_never_found_room_are_an_error(tmp_path):
     writer.write(step_event(1))
     writer.write(step_event(2))
     left = 2 * (len(msgspec.json.encode(step_event(1))) + 1) - 3
-    said = rf"log\.jsonl: the disk is full; it needs {left:,} bytes, [\d,]+ are free; .* 2 events"
+    said = rf"log\.jsonl: no space left; it needs {left:,} bytes, [\d,]+ are free; .* 2 events"
     with pytest.raises(RunError, match=said):
         writer.close()
 

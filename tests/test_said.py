@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
+import errno
+import re
+import resource
+from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 import refusals
-from polyreme import cli
+from polyreme import cli, runlog
+from polyreme.api import aftermath
 from polyreme.errors import RunError
+from polyreme.report import page
+from polyreme.runtime.saver import Saver
+from test_runlog import step_event
 
 SPEC = """
 model = { kind = "mlp", hidden = [4] }
@@ -50,3 +59,46 @@ def test_an_error_is_said_unless_it_was(said: bool, capsys: Any) -> None:
     with pytest.raises(cli.typer.Exit):
         cli._end(fail, False)
     assert capsys.readouterr().err == ("" if said else "polyreme: the card fell off\n")
+
+
+@pytest.fixture
+def small_files() -> Iterator[None]:
+    """No file of this process may have more than 5,000 bytes."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (5_000, before[1]))
+    yield
+    resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+LIMIT = r"File too large; it needs [\d,]+ bytes, one file may have 5,000: .* \(ulimit -f unlimited"
+
+
+@pytest.mark.usefixtures("small_files")
+def test_the_limit_on_a_file_is_not_a_full_disk(tmp_path: Path) -> None:
+    with pytest.raises(RunError, match=LIMIT):
+        runlog.write_whole(tmp_path / "page", bytes(5_001))
+    log = runlog.Writer(tmp_path / "log.jsonl")
+    for number in range(50):
+        log.write(step_event(number))
+    with pytest.raises(RunError, match=LIMIT):
+        log.close()
+    words = Saver._in_words
+    saver = SimpleNamespace(_needed_bytes=7, _partial=tmp_path / "new", _run_folder=tmp_path)
+    with pytest.raises(OSError, match="too large") as refused:
+        (tmp_path / "part").write_bytes(bytes(5_001))
+    assert re.search(f"{LIMIT}.*; there is none before it", words(saver, refused.value))  # type: ignore[arg-type]
+
+
+def test_a_summary_that_was_made_is_not_said_to_be_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError(errno.EFBIG, "File too large", "report.html")
+
+    log = runlog.Writer(tmp_path / "log.jsonl")
+    log.write(step_event())
+    log.close()
+    monkeypatch.setattr(aftermath, "_summarise", lambda *_: None)
+    monkeypatch.setattr(page, "render", refuse)
+    aftermath.conclude(None, tmp_path, "failed", (None, None))  # type: ignore[arg-type]
+    assert capsys.readouterr().err.startswith("polyreme: no report was made: ")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import resource
 import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -14,7 +15,7 @@ import msgspec
 from .errors import RunError
 
 _BLOCK_BYTES = 2**16
-FULL = (errno.ENOSPC, errno.EDQUOT)
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 Status = Literal["done", "interrupted", "failed"]
 
 
@@ -160,6 +161,7 @@ class Writer:
         self._listeners = tuple(listeners)
         self._file: IO[bytes] = path.open("ab", buffering=0)
         self._held = bytearray()
+        self._refusal = OSError(errno.ENOSPC, "the disk is full")
 
     @property
     def t(self) -> float:
@@ -178,11 +180,11 @@ class Writer:
         self._write_held()
         self._file.close()
         if self._held:
-            free = shutil.disk_usage(Path(self._file.name).absolute().parent).free
+            left = room(self._refusal, Path(self._file.name).absolute().parent)
             n_lost = self._held.count(b"\n")
             raise RunError(
-                f"{self._file.name}: the disk is full; it needs {len(self._held):,} bytes, "
-                f"{free:,} are free; the last {n_lost} events are missing in it"
+                f"{self._file.name}: {self._refusal.strerror}; it needs {len(self._held):,} bytes, "
+                f"{left}; the last {n_lost} events are missing in it"
             )
 
     def _write_held(self) -> None:
@@ -192,6 +194,7 @@ class Writer:
         except OSError as error:
             if error.errno not in FULL:
                 raise
+            self._refusal = error
 
 
 class _Mark(msgspec.Struct, frozen=True, kw_only=True):
@@ -256,7 +259,26 @@ def write_whole(path: Path, content: bytes) -> Path:
         partial.unlink(missing_ok=True)
         if error.errno not in FULL:
             raise
-        free = shutil.disk_usage(path.parent).free
+        left = room(error, path.parent)
         raise RunError(
-            f"{path}: {error.strerror}; it needs {len(content):,} bytes, {free:,} are free"
+            f"{path}: {error.strerror}; it needs {len(content):,} bytes, {left}"
         ) from error
+
+
+def room(error: OSError, folder: Path, more_bytes: int = 0) -> str:
+    """What the folder had room for where a write was refused, in words that follow the need.
+
+    Bytes that are free, and `more_bytes` that were; or the limit on one file.
+    """
+    free = shutil.disk_usage(folder).free + more_bytes
+    return size_limit(error) or f"{free:,} are free"
+
+
+def size_limit(error: OSError) -> str | None:
+    """The limit on one file that a write ran into, and the way out; None: it was something else."""
+    if error.errno != errno.EFBIG:
+        return None
+    limit = resource.getrlimit(resource.RLIMIT_FSIZE)[0]
+    if limit == resource.RLIM_INFINITY:
+        return "more than this file system takes in one file: use another"
+    return f"one file may have {limit:,}: raise the file size limit (ulimit -f unlimited)"

@@ -87,12 +87,14 @@ def conclude(
     log = folder / folders.LOG
     if not log.exists() or not any(runlog.read(log)):
         return
+    what = "no summary or report was made"
     try:
         if status == "failed" or not (folder / "summary.json").exists():
             _summarise(spec, folder, status, machines)
+        what = "no report was made"
         render([folder], folder / "report.html")
     except (OSError, PolyremeError) as error:  # the one that ended the run is the one to raise
-        sys.stderr.write(f"polyreme: no summary or report was made: {error}\n")
+        sys.stderr.write(f"polyreme: {what}: {error}\n")
 
 
 def _summarise(

@@ -106,8 +106,9 @@ def begin(folder: Path, spec: specs.Spec, top: Sequence[Plan], profile: Profile 
         if profile is not None:
             profiles.save(profile, folder / "profile.json")
     except OSError as error:
-        free = shutil.disk_usage(folder.parent).free
-        what = f"{folder} cannot be written: {error.strerror}; {free:,} bytes are free"
+        free = f"{shutil.disk_usage(folder.parent).free:,} bytes are free"
+        why = f"{error.strerror}; {runlog.size_limit(error) or free}"
+        what = f"{folder} cannot be written: {why}"
         if error.errno not in runlog.FULL or not (folder / LOG).exists():
             raise RunError(what) from error
         sys.stderr.write(f"polyreme: {what}; its spec and plan stay as they were\n")

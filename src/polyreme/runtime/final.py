@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-import shutil
 from pathlib import Path
 
 from .. import __version__
 from ..errors import RunError
 from ..graph.layer import LayerGraph
+from ..runlog import room
 from . import tensorfile
 from .state import State, full_parameters
 
@@ -48,8 +48,8 @@ def save_final(
             partial.replace(path)
         except OSError as error:
             partial.unlink(missing_ok=True)
-            free = shutil.disk_usage(run_folder).free
-            failed = f"{path}: {error.strerror}; it needs {n_bytes:,} bytes, {free:,} are free"
+            left = room(error, run_folder)
+            failed = f"{path}: {error.strerror}; it needs {n_bytes:,} bytes, {left}"
     for _ in whole:  # every rank takes part in the gathering to its end
         pass
     failed = state.world.gather(failed)[0]
