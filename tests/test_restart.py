@@ -272,8 +272,12 @@ def test_a_signal_while_a_restart_is_waited_for_ends_the_run(
         sleep(seconds)
 
     monkeypatch.setattr(attempts.time, "sleep", interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        _train(launcher, tmp_path, faults, restart_wait_s=60.0)
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell may ignore it
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            _train(launcher, tmp_path, faults, restart_wait_s=60.0)
+    finally:
+        signal.signal(signal.SIGINT, before)
     assert json.loads((tmp_path / "summary.json").read_text())["status"] == "interrupted"
 
 
