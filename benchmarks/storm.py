@@ -195,7 +195,7 @@ def judge(setting: Setting, weather: Weather, mark: str, folder: Path, seed: int
 def unreadable(folder: Path) -> list[str]:
     """Checkpoints of a run that cannot be read whole."""
     from polyreme.errors import PolyremeError
-    from polyreme.runtime import checkpoint
+    from polyreme.runtime import checkpoint, checkpoints
 
     found = []
     for each in sorted((folder / "checkpoints").glob("step-*")):
@@ -203,7 +203,7 @@ def unreadable(folder: Path) -> list[str]:
             checkpoint.verify(each)
         except PolyremeError as error:
             found.append(str(error))
-    return found or ([] if checkpoint.newest(folder) else ["there is no checkpoint"])
+    return found or ([] if checkpoints.newest(folder) else ["there is no checkpoint"])
 
 
 def end(mark: str) -> None:

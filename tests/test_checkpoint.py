@@ -21,7 +21,7 @@ from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tenso
 from polyreme.cluster.accelerator import HostAccelerator
 from polyreme.errors import ConfigError
 from polyreme.runlog import CheckpointEvent, Writer, read
-from polyreme.runtime import checkpoint, saver, tensorfile
+from polyreme.runtime import checkpoint, checkpoints, saver, tensorfile
 from polyreme.runtime.mesh import World
 from polyreme.runtime.state import Progress
 from tiny import save
@@ -86,7 +86,7 @@ def _save(world: World, layout: str, run: Path, step: int = 1, keep: int = 2) ->
 def _load(world: World, layout: str, run: Path) -> tuple[Progress, dict[str, torch.Tensor]]:
     zeros = {name: torch.zeros_like(tensor) for name, tensor in _values().items()}
     state = _state(world, layout, zeros)
-    folder = checkpoint.newest(run)
+    folder = checkpoints.newest(run)
     assert folder is not None
     progress = checkpoint.load(state, folder, graph=GRAPH)
     whole = {
@@ -157,14 +157,14 @@ def test_a_wider_dtype_takes_over_the_values(tmp_path):
 
 def test_old_ones_are_pruned_and_the_newest_is_pointed_to(tmp_path):
     home = tmp_path / "checkpoints"
-    assert checkpoint.newest(tmp_path) is None
+    assert checkpoints.newest(tmp_path) is None
     for step in (1, 2, 3, 10):
         _save(LONE, "whole", tmp_path, step)
     assert sorted(path.name for path in home.iterdir()) == ["latest", "step-10", "step-3"]
     assert (home / "latest").read_text() == "step-10"
     _save(LONE, "whole", tmp_path, 5, keep=1)  # a run that went back
     assert sorted(path.name for path in home.iterdir()) == ["latest", "step-5"]
-    assert checkpoint.newest(tmp_path) == home / "step-5"
+    assert checkpoints.newest(tmp_path) == home / "step-5"
 
 
 def test_saving_a_step_again_replaces_it(tmp_path):
@@ -186,9 +186,9 @@ def test_without_a_pointer_the_highest_complete_step_counts(tmp_path):
     home = tmp_path / "checkpoints"
     (home / "latest").unlink()
     (home / "step-11").mkdir()
-    assert checkpoint.newest(tmp_path) == home / "step-10"
+    assert checkpoints.newest(tmp_path) == home / "step-10"
     (home / "latest").write_text("step-11")
-    assert checkpoint.newest(tmp_path) == home / "step-10"
+    assert checkpoints.newest(tmp_path) == home / "step-10"
 
 
 class _Killed(BaseException):
@@ -253,7 +253,7 @@ def _kill_while_saving(run: Path, seed: int, n_kills: int) -> None:
         os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)
         n_halves += any(path.name.startswith(".") for path in (run / "checkpoints").glob("*"))
-        if checkpoint.newest(run) is None and not step:
+        if checkpoints.newest(run) is None and not step:
             continue
         progress, found = _load(LONE, "whole", run)
         assert _same_bits(found, _values(progress.step))
@@ -277,15 +277,15 @@ def test_a_kill_at_any_moment_leaves_the_last_whole_checkpoint(tmp_path, seed):
 
 
 def test_resume_names_a_run_a_checkpoint_or_nothing(tmp_path):
-    assert checkpoint.find("auto", tmp_path) == ()
+    assert checkpoints.find("auto", tmp_path) == ()
     with pytest.raises(ConfigError, match="holds no complete checkpoint"):
-        checkpoint.find(str(tmp_path), tmp_path)
+        checkpoints.find(str(tmp_path), tmp_path)
     with pytest.raises(ConfigError, match="is no folder"):
-        checkpoint.find(str(tmp_path / "absent"), tmp_path)
+        checkpoints.find(str(tmp_path / "absent"), tmp_path)
     _save(LONE, "whole", tmp_path)
     folder = tmp_path / "checkpoints" / "step-1"
     for text in ("auto", str(tmp_path), str(folder)):
-        assert checkpoint.find(text, tmp_path) == (folder,)
+        assert checkpoints.find(text, tmp_path) == (folder,)
 
 
 def test_a_later_format_or_a_broken_meta_is_refused(tmp_path):

@@ -13,7 +13,7 @@ import pytest
 import polyreme as pr
 from polyreme.errors import RunError
 from polyreme.runlog import FaultEvent, StepEvent, read, write_whole
-from polyreme.runtime import checkpoint, tensorfile
+from polyreme.runtime import checkpoint, checkpoints, tensorfile
 
 SPEC = """
 model = { kind = "mlp", hidden = [256] }
@@ -65,7 +65,7 @@ def test_a_full_disk_is_said_with_bytes_and_the_policy_decides(disk, tmp_path, p
     run = disk / "run"
     events = list(read(run / "log.jsonl"))
     assert [path.name for path in (run / "checkpoints").glob("*step-*")] == ["step-2"]
-    assert checkpoint.verify(checkpoint.newest(run)).progress.step == 2
+    assert checkpoint.verify(checkpoints.newest(run)).progress.step == 2
     if policy == "stop":
         assert done.returncode == 1
         (error,) = json.loads(done.stdout)["errors"]

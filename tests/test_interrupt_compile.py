@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from polyreme.runtime import checkpoint
+from polyreme.runtime import checkpoint, checkpoints
 
 pytestmark = pytest.mark.long
 
@@ -91,6 +91,6 @@ def test_asked_to_end_while_it_compiles_a_run_saves_and_ends(tmp_path):
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert summary["status"] == "interrupted"
     assert summary["steps"] == 1, "the next safe point is the end of the first step"
-    newest = checkpoint.newest(tmp_path / "run")
+    newest = checkpoints.newest(tmp_path / "run")
     assert newest is not None
     assert checkpoint.verify(newest).progress.step == summary["steps"]

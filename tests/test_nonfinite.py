@@ -15,7 +15,7 @@ from safetensors import safe_open
 from polyreme.algo.train import Train
 from polyreme.data.order import Order
 from polyreme.errors import RunError
-from polyreme.runtime import checkpoint, loop, tensorfile
+from polyreme.runtime import checkpoints, loop, tensorfile
 from polyreme.runtime.saver import Saver
 from test_runtime import Record
 from test_runtime_oddities import PAIRS, OneLayer, Poisoned, Scale, _scale_graph
@@ -134,7 +134,7 @@ def _with_checkpoint(world, poisoned, run):
         said = _train(world, {"replica": 2}, poisoned, run, 1, save=saver)
     finally:
         tensorfile.write, type(world).gather = write, gather
-    return said, checkpoint.newest(run)
+    return said, checkpoints.newest(run)
 
 
 def test_a_checkpoint_under_way_is_completed_before_a_run_ends(pool, tmp_path):

@@ -23,7 +23,7 @@ from polyreme import runlog
 from polyreme.api import attempts, training
 from polyreme.cluster import accelerator
 from polyreme.errors import RunError
-from polyreme.runtime import checkpoint
+from polyreme.runtime import checkpoints
 from polyreme.runtime.launch import Launcher, RankFailed
 from restart_entries import Fault
 
@@ -146,7 +146,7 @@ def test_a_restart_sets_a_damaged_checkpoint_aside_and_takes_the_one_before(
     capfd: pytest.CaptureFixture[str],
 ) -> None:
     def damage(seconds: float) -> None:
-        found = checkpoint.newest(tmp_path)
+        found = checkpoints.newest(tmp_path)
         if found is not None and found.name == "step-8":
             (found / "meta.json").write_text("{")
 
@@ -308,7 +308,7 @@ def test_kills_of_any_rank_at_any_time_do_not_hang_a_run(
         storm.join()
     assert (found.status, found.steps) == ("done", 400)
     assert capfd.readouterr().err.count("starting again") >= 2
-    newest = checkpoint.newest(tmp_path)
+    newest = checkpoints.newest(tmp_path)
     assert newest is not None
     assert newest.name == "step-400"
     kept = {path.name for path in (tmp_path / "checkpoints").iterdir()}

@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 from polyreme.algo.rule import SGD, AdamW
 from polyreme.algo.schedule import Cosine
 from polyreme.errors import ConfigError, RunError
-from polyreme.runtime import checkpoint, final, loop, tensorfile
+from polyreme.runtime import checkpoint, checkpoints, final, loop, tensorfile
 from polyreme.runtime.saver import Saver
 from polyreme.runtime.state import full_parameters
 from test_runtime_oddities import Poisoned, _scale_graph
@@ -27,7 +27,7 @@ STEPS, STOP = 5, 2
 def _run(world, case: Case, run: Path, until: int = STEPS, resume: bool = False):
     """Weights after `until` of STEPS steps; a stopped run leaves a checkpoint."""
     job = dataclasses.replace(case, steps=STEPS).job()
-    newest = checkpoint.newest(run) if resume else None
+    newest = checkpoints.newest(run) if resume else None
     asked = [checkpoint.read_meta(newest).progress.step if newest else 0]
 
     def stop() -> bool:
@@ -101,7 +101,7 @@ def _skipping(world, run: Path, until: int | None):
     case = Case(steps=8, global_batch=4, settings={"max_skipped": 3})
     job = dataclasses.replace(case.job(), source=Poisoned(list(range(40))), graph=_scale_graph())
     job = dataclasses.replace(job, plan=plan(job.graph, global_batch=4))
-    newest, asked = checkpoint.newest(run), [0]
+    newest, asked = checkpoints.newest(run), [0]
 
     def stop() -> bool:
         asked[0] += 1
@@ -119,7 +119,7 @@ def _skipping(world, run: Path, until: int | None):
         )
     except RunError as error:
         return str(error)
-    return checkpoint.read_meta(checkpoint.newest(run)).progress
+    return checkpoint.read_meta(checkpoints.newest(run)).progress
 
 
 def test_steps_skipped_in_a_row_are_counted_across_a_break(pool, tmp_path):

@@ -19,7 +19,7 @@ import torch
 from polyreme.algo.rule import AdamW
 from polyreme.errors import RunError
 from polyreme.runlog import CheckpointEvent, EvalEvent, FaultEvent, StepEvent
-from polyreme.runtime import checkpoint, driver, loop, tensorfile
+from polyreme.runtime import checkpoint, checkpoints, driver, loop, tensorfile
 from polyreme.runtime.final import save_final
 from polyreme.runtime.saver import Saver
 from polyreme.runtime.state import full_parameters
@@ -52,7 +52,7 @@ def _train(world, case, run, *, resume=False, until=None, on_error="stop"):
         on_error=on_error,
         log=record,
     )
-    newest = checkpoint.newest(run) if resume else None
+    newest = checkpoints.newest(run) if resume else None
     done = [checkpoint.read_meta(newest).progress.step if newest else 0]
 
     def stop():
@@ -173,11 +173,11 @@ def test_a_real_full_disk_leaves_no_half_checkpoint_behind(pool, tmp_path):
         said = [event.what for event in events if isinstance(event, FaultEvent)]
         assert len(said) == 5  # the last is tried twice
         assert all("No space left" in what and "there is none before it" in what for what in said)
-        assert checkpoint.newest(disk) is None
+        assert checkpoints.newest(disk) is None
         assert [path for path in (disk / "checkpoints").iterdir() if path.is_dir()] == []
         (disk / "filler").unlink()
         pool(2).run(_on_small_disk, _case(keep=1), disk)
-        assert checkpoint.newest(disk).name == "step-8"
+        assert checkpoints.newest(disk).name == "step-8"
     finally:
         subprocess.run(["umount", "-l", str(disk)], check=True)
 
@@ -340,7 +340,7 @@ def test_asked_to_stop_while_it_evaluates_a_run_saves_and_ends(
     case = _case(layout, eval_every=eval_every)
     found = pool(2).run(_ask_in_evaluation, case, tmp_path)
     assert found == [("interrupted", steps, {})] * 2
-    assert checkpoint.newest(tmp_path).name == f"step-{steps}"
+    assert checkpoints.newest(tmp_path).name == f"step-{steps}"
     _, ended, _ = pool(2).run(_resumed, case, tmp_path)[0]
     assert ended == ("done", STEPS)
 
@@ -368,7 +368,7 @@ def _ask_in_step(world, case, run, at):
 
 def test_asked_to_stop_within_a_step_a_run_ends_with_it(pool, tmp_path):
     assert pool(2).run(_ask_in_step, _case(), tmp_path, 3) == [("interrupted", 3)] * 2
-    assert checkpoint.newest(tmp_path).name == "step-3"
+    assert checkpoints.newest(tmp_path).name == "step-3"
 
 
 def _final_on_full_disk(world, case, run):

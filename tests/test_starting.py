@@ -17,7 +17,7 @@ from devices import TWO
 from polyreme import cli, runlog
 from polyreme.api import aftermath, folders, starting
 from polyreme.errors import ConfigError
-from polyreme.runtime import checkpoint, driver, mesh
+from polyreme.runtime import checkpoint, checkpoints, driver, mesh
 from polyreme.runtime.saver import Saver
 
 SPEC: dict[str, Any] = {
@@ -154,7 +154,7 @@ def test_steps_that_a_run_went_back_from_are_no_candidates(job: Any, run: Path) 
     home = run / "checkpoints"
     (home / "latest").write_text("step-2")
     shutil.copytree(home / "step-1", home / "step-1.bak")
-    assert [path.name for path in checkpoint.candidates(run)] == ["step-2", "step-1"]
+    assert [path.name for path in checkpoints.candidates(run)] == ["step-2", "step-1"]
 
 
 def test_a_checkpoint_whose_replacement_never_came_is_gone_on_from(job: Any, run: Path) -> None:
@@ -181,9 +181,9 @@ def test_a_broken_meta_spoils_neither_the_best_nor_the_newest(run: Path) -> None
     home = run / "checkpoints"
     (home / "step-3" / "meta.json").write_text("{")
     (home / "latest").unlink()
-    assert checkpoint.newest(run) == home / "step-3"
-    assert checkpoint.best_of(sorted(home.glob("step-*")), "heldout_loss") is None
-    checkpoint.prune(run, 1, "heldout_loss")
+    assert checkpoints.newest(run) == home / "step-3"
+    assert checkpoints.best_of(sorted(home.glob("step-*")), "heldout_loss") is None
+    checkpoints.prune(run, 1, "heldout_loss")
 
 
 def test_older_checkpoints_that_cannot_be_removed_do_not_fail_the_new_one(
@@ -195,7 +195,7 @@ def test_older_checkpoints_that_cannot_be_removed_do_not_fail_the_new_one(
     def refuse(*_: object) -> None:
         raise OSError(13, "Permission denied")
 
-    monkeypatch.setattr(checkpoint, "prune", refuse)
+    monkeypatch.setattr(checkpoints, "prune", refuse)
     more = SPEC | {"train": SPEC["train"] | {"steps": 4}}
     found = pr.train(more, out=run, resume="auto")
     assert found is not None
@@ -209,7 +209,7 @@ def test_a_disk_that_is_dead_to_questions_too_still_gives_words(
     def refuse(*_: object) -> None:
         raise OSError(5, "Input/output error")
 
-    monkeypatch.setattr(checkpoint, "newest", refuse)
+    monkeypatch.setattr(checkpoints, "newest", refuse)
     asked: Any = SimpleNamespace(_needed_bytes=7, _partial=tmp_path / "x", _run_folder=tmp_path)
     said = Saver._in_words(asked, OSError(5, "Input/output error"))
     assert "it needs 7 bytes" in said

@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 
 from polyreme.errors import ConfigError, RunError
 from polyreme.graph.options import ResNet20
-from polyreme.runtime import checkpoint, tensorfile
+from polyreme.runtime import checkpoint, checkpoints, tensorfile
 from polyreme.runtime.state import Progress
 from polyreme.runtime.weights import import_weights
 from polyreme.runtime.weights_export import export_weights
@@ -233,7 +233,7 @@ def test_a_killed_import_leaves_nothing_that_looks_whole(tmp_path, monkeypatch):
     with pytest.raises(Killed):
         import_weights(graph_of("vit"), tmp_path / "source", tmp_path / "run")
     assert list((tmp_path / "seen").rglob("rank-*.safetensors"))
-    assert checkpoint.newest(tmp_path / "seen") is None
+    assert checkpoints.newest(tmp_path / "seen") is None
     monkeypatch.undo()
     shutil.move(tmp_path / "seen", tmp_path / ".run.partial")  # as a kill leaves it
     import_weights(graph_of("vit"), tmp_path / "source", tmp_path / "run")

@@ -24,7 +24,7 @@ import polyreme as pr
 from polyreme.cli import app
 from polyreme.errors import ConfigError, RunError
 from polyreme.graph.options import ResNet20
-from polyreme.runtime import checkpoint, loop, pieces, tensorfile
+from polyreme.runtime import checkpoint, checkpoints, loop, pieces, tensorfile
 from polyreme.runtime.final import save_final
 from polyreme.runtime.saver import Saver
 from polyreme.runtime.state import Progress
@@ -231,7 +231,7 @@ def _trained(world, run: Path) -> None:
     job = dataclasses.replace(case.job(), graph=tiny_llama())
     split = {"shard": 2, "level": "params", "global_batch": 6, "precision": "fp32"}
     job = dataclasses.replace(job, plan=plan(job.graph, **split))
-    (start,) = checkpoint.find(str(run), run / "elsewhere")
+    (start,) = checkpoints.find(str(run), run / "elsewhere")
     outcome = loop.train(
         job,
         world,
@@ -251,7 +251,7 @@ def test_imported_weights_are_trained_by_two_processes_and_read_by_the_library(p
     source.save_pretrained(tmp_path / "source")
     import_weights(tiny_llama(), tmp_path / "source", tmp_path / "run")
     pool(2).run(_trained, tmp_path / "run")
-    assert checkpoint.newest(tmp_path / "run").name == "step-2"
+    assert checkpoints.newest(tmp_path / "run").name == "step-2"
     export_weights(tiny_llama(), tmp_path / "run", tmp_path / "out")
     final = load_file(tmp_path / "run" / "final.safetensors")
     exported = load_file(tmp_path / "out" / "model.safetensors")

@@ -12,7 +12,7 @@ from ..cluster.accelerator import Accelerator
 from ..cluster.types import Cluster
 from ..errors import PolyremeError, RunError
 from ..plan import store as plans
-from ..runtime import checkpoint
+from ..runtime import checkpoints
 from ..runtime.record import Account
 from ..runtime.verdict import Verdict, attempt_json
 from . import folders
@@ -63,7 +63,7 @@ def next_attempt(folder: Path) -> int:
 
 def say_saved(folder: Path) -> None:
     """Say of a run that was asked to end where it can be gone on with, if it can."""
-    newest = checkpoint.newest(folder)
+    newest = checkpoints.newest(folder)
     if newest is not None:
         sys.stderr.write(
             f"polyreme: {newest.name} is saved in {newest.parent}; "

@@ -25,7 +25,7 @@ from ..measure.measure import measure
 from ..plan.describe import describe
 from ..plan.ir import Plan, degree, devices
 from ..profile.record import Profile
-from ..runtime import checkpoint, loop, mesh
+from ..runtime import checkpoint, checkpoints, loop, mesh
 from ..runtime.final import save_final
 from ..runtime.job import Job
 from ..runtime.mesh import World, is_watched
@@ -185,7 +185,7 @@ def _load(request: Request, state: State, problem: Problem) -> Progress:
             if older is None:
                 raise
             if world.is_first:
-                place = checkpoint.set_aside(folder)
+                place = checkpoints.set_aside(folder)
                 rule = error.violations[0].rule
                 sys.stderr.write(
                     f"polyreme: {folder.name} {rule}; it is kept as {place.name}, "

@@ -7,7 +7,7 @@ from pathlib import Path
 import msgspec
 
 from .. import runlog
-from ..runtime import checkpoint
+from ..runtime import checkpoints
 
 _MARK = ".start.json"
 
@@ -32,18 +32,18 @@ class Start(msgspec.Struct, frozen=True, kw_only=True):
     def again(self, folder: Path) -> tuple[Path, ...]:
         """Checkpoints that a later attempt tries: the run's own, then what it was begun from."""
         before = set(self.before)
-        own = [each for each in checkpoint.candidates(folder) if _stamp(each) not in before]
+        own = [each for each in checkpoints.candidates(folder) if _stamp(each) not in before]
         more = [each for each in self.first[:-1] if each.is_dir()]
         return (*own, *more, *self.first[-1:])
 
 
 def begin(resume: str | None, folder: Path, launch: str) -> Start:
     """How a run begins that a command asks for. ConfigError where `resume` names nothing."""
-    found = () if resume is None else checkpoint.find(resume, folder)
+    found = () if resume is None else checkpoints.find(resume, folder)
     return Start(
         launch=launch,
         resume=tuple(map(str, found)),
-        before=tuple(map(_stamp, checkpoint.candidates(folder))),
+        before=tuple(map(_stamp, checkpoints.candidates(folder))),
     )
 
 
@@ -63,4 +63,4 @@ def begun(folder: Path, launch: str) -> Start | None:
 
 def _stamp(folder: Path) -> tuple[str, int]:
     """What sets a checkpoint apart from a later one of the same step."""
-    return folder.name, checkpoint.written_ns(folder)
+    return folder.name, checkpoints.written_ns(folder)

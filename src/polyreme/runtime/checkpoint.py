@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import math
 import platform
-import re
 import shutil
 import sys
 from collections.abc import Iterator, Mapping
@@ -103,13 +102,13 @@ def complete(partial: Path, meta: Meta) -> Path:
     home = partial.parent
     folder = home / f"step-{meta.progress.step}"
     if folder.exists():
-        folder.rename(_replaced(folder))
+        folder.rename(replaced(folder))
     partial.rename(folder)
     sync_folder(home)
     write_synced(home / ".latest.partial", folder.name.encode())
     (home / ".latest.partial").replace(home / "latest")
     sync_folder(home)
-    shutil.rmtree(_replaced(folder), ignore_errors=True)
+    shutil.rmtree(replaced(folder), ignore_errors=True)
     return folder
 
 
@@ -175,97 +174,6 @@ def verify(folder: Path) -> Meta:
     return meta
 
 
-def newest(run_folder: Path) -> Path | None:
-    """The checkpoint that ``latest`` names, or else the complete one of the highest step."""
-    home = run_folder / "checkpoints"
-    pointed = _pointed(home)
-    if pointed is not None and is_complete(pointed):
-        return pointed
-    return max(filter(is_complete, _named(home)), key=_step, default=None)
-
-
-def candidates(run_folder: Path) -> tuple[Path, ...]:
-    """The newest checkpoint of a run that nobody writes to, and those of earlier steps after it.
-
-    One that had to make way for another of its step, which never came, is put back first.
-    """
-    home = run_folder / "checkpoints"
-    _put_back(home)
-    first = _pointed(home) or max(_named(home), key=_step, default=None)
-    if first is None:
-        return ()
-    older = [folder for folder in _named(home) if _step(folder) < _step(first)]
-    return (first, *sorted(older, key=_step, reverse=True))
-
-
-def find(resume: str, run_folder: Path) -> tuple[Path, ...]:
-    """What ``--resume`` names: a checkpoint, a run folder's newest, or ``auto``.
-
-    ``auto`` is the run's newest, and those before it in case it is damaged; none if there is none.
-
-    Raises ConfigError where the folder is neither, Damaged where it cannot be read.
-    """
-    if resume == "auto":
-        return candidates(run_folder)
-    folder = Path(resume)
-    if _is_named(folder) or is_complete(folder):
-        read_meta(folder)
-        read_index(folder)
-        return (folder,)
-    if folder.resolve() == run_folder.resolve():
-        _put_back(folder / "checkpoints")
-    found = newest(folder)
-    if found is None:
-        rule = "holds no complete checkpoint" if folder.is_dir() else "is no folder"
-        legal = "auto, a folder checkpoints/step-N, or a run folder that has one"
-        raise ConfigError([Violation(path="resume", value=resume, rule=rule, legal=legal)])
-    return (found,)
-
-
-def set_aside(folder: Path) -> Path:
-    """Take a damaged checkpoint from among the run's; where it is now."""
-    place = folder.with_name(f"damaged.{folder.name}")
-    shutil.rmtree(place, ignore_errors=True)
-    return folder.rename(place)
-
-
-def prune(run_folder: Path, keep: int, best: str | None = None) -> None:
-    """Delete all but the `keep` newest checkpoints; never the one in use.
-
-    Nor the one whose metric `best` is the best of all (a loss that is lowest, or else what is
-    highest); one without it, or whose metric is not finite, is never the best.
-    """
-    assert keep >= 1, "the newest always stays"
-    home = run_folder / "checkpoints"
-    # A run that went back to an earlier step writes lower numbers than those it left behind.
-    age = sorted(_named(home), key=written_ns)
-    stay = {newest(run_folder), *age[-keep:]}
-    if best is not None:
-        stay.add(best_of(age, best))
-    for folder in age:
-        if folder not in stay:
-            aside = home / f".{folder.name}.pruned"
-            folder.rename(aside)
-            shutil.rmtree(aside)
-
-
-def best_of(folders: list[Path], metric: str) -> Path | None:
-    """The checkpoint with the best value of a metric; the latest of equal ones.
-
-    One whose meta data cannot be read is none.
-    """
-    sign = -1.0 if metric.endswith("loss") else 1.0
-    scored = []
-    for folder in folders:
-        try:
-            value = read_meta(folder).metrics.get(metric)
-        except ConfigError:
-            continue
-        if value is not None and math.isfinite(value):
-            scored.append((sign * value, _step(folder), folder))
-    return max(scored)[2] if scored else None
-
-
 def is_complete(folder: Path) -> bool:
     """Whether a folder is a whole checkpoint."""
     return (folder / META).is_file() and (folder / _INDEX).is_file()
@@ -300,54 +208,7 @@ def read_index(folder: Path) -> Index:
         ) from error
 
 
-def sweep(home: Path) -> None:
-    """Remove what killed runs left half-written and what was pruned."""
-    _put_back(home)
-    for leftover in home.glob(".step-*"):
-        shutil.rmtree(leftover)
-
-
-def _put_back(home: Path) -> None:
-    """Undo a replacement that was killed between its two renames: it may be all there is."""
-    for aside in home.glob(".step-*.replaced"):
-        folder = home / aside.name.removeprefix(".").removesuffix(".replaced")
-        if not folder.exists():
-            aside.rename(folder)
-
-
-def written_ns(folder: Path) -> int:
-    """When a checkpoint was completed; 0 where that is lost."""
-    try:
-        return (folder / META).stat().st_mtime_ns
-    except OSError:
-        return 0
-
-
-def _pointed(home: Path) -> Path | None:
-    """What ``latest`` names, if it is there."""
-    try:
-        name = (home / "latest").read_text().strip()
-    except OSError:
-        return None
-    found = (each for each in (home / name, _replaced(home / name)) if each.is_dir())
-    return next(found, None)
-
-
-def _named(home: Path) -> list[Path]:
-    """Checkpoints: a folder gets such a name when it is whole, and what it lacks then is damage."""
-    return [folder for folder in home.glob("step-*") if _is_named(folder)]
-
-
-def _is_named(folder: Path) -> bool:
-    return re.fullmatch(r"step-\d+", folder.name) is not None and folder.is_dir()
-
-
-def _step(folder: Path) -> int:
-    """The step in a checkpoint's name, which is there when its files are damaged."""
-    return int(folder.name.removeprefix(".").split(".")[0].rpartition("-")[2])
-
-
-def _replaced(folder: Path) -> Path:
+def replaced(folder: Path) -> Path:
     """Where a checkpoint waits while another of the same step takes its place."""
     return folder.with_name(f".{folder.name}.replaced")
 

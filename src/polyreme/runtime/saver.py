@@ -24,7 +24,7 @@ import torch
 from ..errors import RunError
 from ..graph.layer import LayerGraph
 from ..runlog import CheckpointEvent, FaultEvent, Writer, room
-from . import checkpoint, pieces
+from . import checkpoint, checkpoints, pieces
 from .checkpoint import Meta
 from .mesh import World
 from .state import State
@@ -166,7 +166,7 @@ class Saver:
             token = f"{time.time_ns():x}"
             with contextlib.suppress(OSError):  # the first save says so, if it still is
                 self._home.mkdir(parents=True, exist_ok=True)
-                checkpoint.sweep(self._home)
+                checkpoints.sweep(self._home)
                 made = True
         first: tuple[str, bool] = world.gather((token, made))[0]
         token, made = first
@@ -229,7 +229,7 @@ class Saver:
         assert self._meta is not None, "a save is under way"
         checkpoint.complete(self._partial, self._meta)
         try:
-            checkpoint.prune(self._run_folder, self._keep, self._best)
+            checkpoints.prune(self._run_folder, self._keep, self._best)
         except OSError as error:  # the new one is whole all the same
             sys.stderr.write(f"polyreme: older checkpoints cannot be removed: {error}\n")
 
@@ -281,7 +281,7 @@ class Saver:
         with contextlib.suppress(OSError):  # the others wait for these words
             written = sum(path.stat().st_blocks for path in self._partial.glob("*")) * 512
             free = room(error, self._run_folder, written)
-            before = checkpoint.newest(self._run_folder)
+            before = checkpoints.newest(self._run_folder)
             kept = "there is none before it"
             if before is not None:
                 kept = f"{before.name} stays the newest"

@@ -17,7 +17,7 @@ import torch
 
 from ..errors import ConfigError, RunError, Violation
 from ..graph.layer import LayerGraph
-from . import checkpoint, tensorfile
+from . import checkpoint, checkpoints, tensorfile
 from .checkpoint import EXTRA
 from .pieces import Piece, Whole
 from .synced import write_synced
@@ -220,7 +220,7 @@ def _read(graph: LayerGraph, path: Path) -> _Weights:
 
 def _folder(path: Path) -> Path:
     """The checkpoint of a path: itself, or the newest of a run folder."""
-    found = path if checkpoint.is_complete(path) else checkpoint.newest(path)
+    found = path if checkpoint.is_complete(path) else checkpoints.newest(path)
     if found is None:
         rule = "holds no complete checkpoint" if path.is_dir() else "is not there"
         legal = "a folder checkpoints/step-N, a run folder that has one, or a final.safetensors"
