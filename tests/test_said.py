@@ -6,6 +6,7 @@ import errno
 import re
 import resource
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -61,19 +62,25 @@ def test_an_error_is_said_unless_it_was(said: bool, capsys: Any) -> None:
     assert capsys.readouterr().err == ("" if said else "polyreme: the card fell off\n")
 
 
-@pytest.fixture
+@contextmanager
 def small_files() -> Iterator[None]:
-    """No file of this process may have more than 5,000 bytes."""
+    """No file of this process may have more than 5,000 bytes.
+
+    Not a fixture: pytest says how a test ended before it tears one down, and what it says
+    may go to a file that is longer.
+    """
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (5_000, before[1]))
-    yield
-    resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
 LIMIT = r"File too large; it needs [\d,]+ bytes, one file may have 5,000: .* \(ulimit -f unlimited"
 
 
-@pytest.mark.usefixtures("small_files")
+@small_files()
 def test_the_limit_on_a_file_is_not_a_full_disk(tmp_path: Path) -> None:
     with pytest.raises(RunError, match=LIMIT):
         runlog.write_whole(tmp_path / "page", bytes(5_001))
