@@ -280,7 +280,7 @@ def test_resume_names_a_run_a_checkpoint_or_nothing(tmp_path):
     assert checkpoints.find("auto", tmp_path) == ()
     with pytest.raises(ConfigError, match="holds no complete checkpoint"):
         checkpoints.find(str(tmp_path), tmp_path)
-    with pytest.raises(ConfigError, match="is no folder"):
+    with pytest.raises(ConfigError, match="holds no complete checkpoint"):
         checkpoints.find(str(tmp_path / "absent"), tmp_path)
     _save(LONE, "whole", tmp_path)
     folder = tmp_path / "checkpoints" / "step-1"

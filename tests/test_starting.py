@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import json
 import os
@@ -15,8 +16,8 @@ import pytest
 import polyreme as pr
 from devices import TWO
 from polyreme import cli, runlog
-from polyreme.api import aftermath, folders, starting
-from polyreme.errors import ConfigError
+from polyreme.api import aftermath, folders, starting, training
+from polyreme.errors import ConfigError, RunError
 from polyreme.runtime import checkpoint, checkpoints, driver, mesh
 from polyreme.runtime.saver import Saver
 
@@ -124,6 +125,27 @@ def test_auto_sets_a_damaged_checkpoint_aside_and_a_named_one_is_refused(
     assert _restarts(run)[-1] == 2
     assert "it is kept as damaged.step-3, going on from step-2" in capsys.readouterr().err
     assert checkpoint.verify(newest).progress.step == 3
+
+
+def test_a_damaged_checkpoint_that_cannot_be_renamed_ends_the_run_with_words(
+    job: Any, run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (run / "checkpoints" / "step-3" / "index.json").write_text("{")
+
+    def refuse(*_: object) -> None:
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    monkeypatch.setattr(Path, "rename", refuse)
+    with pytest.raises(RunError, match=r"cannot be renamed to damaged\.step-3: Read-only"):
+        pr.train(SPEC, out=run, resume="auto")
+
+
+def test_a_checkpoint_that_is_not_there_is_refused_before_processes_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(training, "Launcher", None)
+    with pytest.raises(ConfigError, match='resume: "nowhere" is no folder'):
+        pr.train(SPEC, out=tmp_path / "run", resume="nowhere")
 
 
 def test_a_checkpoint_without_its_meta_is_damaged_and_not_passed_over(

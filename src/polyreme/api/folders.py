@@ -147,6 +147,15 @@ def refuse_file(folder: Path) -> None:
         raise ConfigError([Violation(path="--out", value=str(above), rule=rule, legal=legal)])
 
 
+def refuse_absent(resume: str | None) -> None:
+    """Raise ConfigError where ``--resume`` names what is not there; before any process is begun."""
+    if resume not in (None, "auto") and not Path(resume).is_dir():
+        legal = "auto, a folder checkpoints/step-N, or a run folder that has one"
+        raise ConfigError(
+            [Violation(path="resume", value=resume, rule="is no folder", legal=legal)]
+        )
+
+
 def _beside(folder: Path) -> Path:
     """The old run's new place: its name with the time of its last event."""
     stamp = time.strftime("%Y%m%d-%H%M%S", time.localtime((folder / LOG).stat().st_mtime))

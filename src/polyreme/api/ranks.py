@@ -184,14 +184,13 @@ def _load(request: Request, state: State, problem: Problem) -> Progress:
         except checkpoint.Damaged as error:
             if older is None:
                 raise
+            place = _on_first(world, lambda each=folder: checkpoints.set_aside(each))
             if world.is_first:
-                place = checkpoints.set_aside(folder)
                 rule = error.violations[0].rule
                 sys.stderr.write(
                     f"polyreme: {folder.name} {rule}; it is kept as {place.name}, "
                     f"going on from {older.name}\n"
                 )
-            world.barrier()
     raise AssertionError("it is asked only where there are some")
 
 

@@ -40,6 +40,7 @@ def train(
     start_s = time.time()
     named = plan or spec.parallel.plan
     given = plans.load(Path(named)) if isinstance(named, str | Path) else named
+    folders.refuse_absent(resume)
     if is_launched():
         with folders.claimed(folder) if read_place().rank == 0 else nullcontext():
             return _join(spec, folder, given, resume, progress, start_s)

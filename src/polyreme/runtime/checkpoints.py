@@ -7,7 +7,7 @@ import re
 import shutil
 from pathlib import Path
 
-from ..errors import ConfigError, Violation
+from ..errors import ConfigError, RunError, Violation
 from .checkpoint import META, is_complete, read_index, read_meta, replaced
 
 
@@ -39,7 +39,7 @@ def find(resume: str, run_folder: Path) -> tuple[Path, ...]:
 
     ``auto`` is the run's newest, and those before it in case it is damaged; none if there is none.
 
-    Raises ConfigError where the folder is neither, Damaged where it cannot be read.
+    Raises ConfigError where it is neither, Damaged where it cannot be read.
     """
     if resume == "auto":
         return candidates(run_folder)
@@ -52,17 +52,20 @@ def find(resume: str, run_folder: Path) -> tuple[Path, ...]:
         _put_back(folder / "checkpoints")
     found = newest(folder)
     if found is None:
-        rule = "holds no complete checkpoint" if folder.is_dir() else "is no folder"
-        legal = "auto, a folder checkpoints/step-N, or a run folder that has one"
+        rule, legal = "holds no complete checkpoint", "auto, a checkpoint, or a run that has one"
         raise ConfigError([Violation(path="resume", value=resume, rule=rule, legal=legal)])
     return (found,)
 
 
 def set_aside(folder: Path) -> Path:
-    """Take a damaged checkpoint from among the run's; where it is now."""
+    """Take a damaged checkpoint from among the run's; where it is now. RunError if it stays."""
     place = folder.with_name(f"damaged.{folder.name}")
     shutil.rmtree(place, ignore_errors=True)
-    return folder.rename(place)
+    try:
+        return folder.rename(place)
+    except OSError as error:
+        what = f"{folder} is damaged and cannot be renamed to {place.name}: {error.strerror}"
+        raise RunError(what) from error
 
 
 def prune(run_folder: Path, keep: int, best: str | None = None) -> None:
