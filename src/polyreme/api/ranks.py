@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -184,7 +185,7 @@ def _load(request: Request, state: State, problem: Problem) -> Progress:
         except checkpoint.Damaged as error:
             if older is None:
                 raise
-            place = _on_first(world, lambda each=folder: checkpoints.set_aside(each))
+            place = _on_first(world, partial(checkpoints.set_aside, folder))
             if world.is_first:
                 rule = error.violations[0].rule
                 sys.stderr.write(

@@ -23,6 +23,7 @@ from ..cluster.accelerator import Accelerator
 from ..errors import RunError
 from ..plan.ir import DataLayout
 from . import watchdog as watchdogs
+from .host_groups import use_one_thread
 from .record import RECORD, Record
 from .watchdog import Watchdog
 
@@ -182,6 +183,7 @@ def open(  # noqa: A001
                 record = Record(box / f"{place.rank}.record", place.rank)
                 watchdog = Watchdog(apart, box, record, place.n_ranks, timeout_s)
             record.lags = not accelerator.on_host
+            use_one_thread()
             with record.inside("init_process_group", n_ranks=place.n_ranks):
                 dist.init_process_group(
                     accelerator.backend,

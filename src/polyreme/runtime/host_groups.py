@@ -1,0 +1,39 @@
+"""Process groups over host memory, with one thread that carries out their collectives.
+
+torch gives them two, which note the name of each collective that they have completed in one string
+without a lock. Names of more than 15 characters lie on the heap, and where both threads free the
+same one, other memory is overwritten: about one in a thousand runs of a second on busy cores died
+of it, sharded ones. Seen in torch 2.13, from a core file: `ProcessGroupGloo::runLoop` writes
+`pgStatus_->lastCompletedWorkName`.
+"""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+import torch.distributed.distributed_c10d as c10d
+
+from ..cluster.accelerator import HOST_BACKEND
+
+if TYPE_CHECKING:
+    from torch._C._distributed_c10d import Store
+
+_NAME = f"ProcessGroup{HOST_BACKEND.title()}"
+_Torch: Any = getattr(c10d, _NAME)
+
+
+class OneThread(_Torch):  # type: ignore[misc]
+    """torch's process group, with one thread."""
+
+    def __init__(self, store: Store, rank: int, size: int, timeout: timedelta) -> None:
+        options = _Torch._Options()
+        options._threads = 1
+        options._timeout = timeout
+        options._devices = [_Torch.create_default_device()]
+        super().__init__(store, rank, size, options)
+
+
+def use_one_thread() -> None:
+    """Make process groups of this process so from now on."""
+    setattr(c10d, _NAME, OneThread)
