@@ -1,10 +1,10 @@
 """Process groups over host memory, with one thread that carries out their collectives.
 
 torch gives them two, which note the name of each collective that they have completed in one string
-without a lock. Names of more than 15 characters lie on the heap, and where both threads free the
-same one, other memory is overwritten: about one in a thousand runs of a second on busy cores died
-of it, sharded ones. Seen in torch 2.13, from a core file: `ProcessGroupGloo::runLoop` writes
-`pgStatus_->lastCompletedWorkName`.
+without a lock. Names of more than 15 characters lie on the heap, and what one thread writes after
+the other has freed it lands in memory of something else: two of some 2,100 short runs on busy cores
+died of it, sharded ones. Seen in torch 2.13 (`ProcessGroupGloo::runLoop` and a core file in which a
+freed chunk holds "BROADCAST"); 2.11 makes its groups in the same way.
 """
 
 from __future__ import annotations
