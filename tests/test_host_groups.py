@@ -4,7 +4,18 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 import torch.distributed as dist
+
+from polyreme.runtime import host_groups, mesh
+
+
+@pytest.fixture
+def fresh(pool):
+    """Processes of no other test: those of earlier groups keep their threads."""
+    fresh = type(pool)()
+    yield fresh
+    fresh.close()
 
 
 def _threads(world) -> tuple[int, int]:
@@ -20,10 +31,24 @@ def _threads(world) -> tuple[int, int]:
     return before, count()
 
 
-def test_one_thread_a_group_carries_out_collectives(pool):
+def test_one_thread_a_group_carries_out_collectives(fresh):
     """Two of them write one string without a lock, and a run in a thousand dies of it."""
-    fresh = type(pool)()
+    assert fresh(2).run(_threads) == [(1, 2)] * 2
+
+
+def _over(_, interface: str) -> str:
+    host_groups.use_one_thread([interface])
     try:
-        assert fresh(2).run(_threads) == [(1, 2)] * 2
-    finally:
-        fresh.close()
+        dist.barrier(dist.new_group([0, 1]))
+    except RuntimeError as error:
+        return str(error)
+    return ""
+
+
+def test_groups_go_over_the_interfaces_that_the_user_names(fresh, monkeypatch):
+    assert fresh(2).run(_over, "lo") == [""] * 2
+    assert all("none0" in said for said in fresh(2).run(_over, "none0"))
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "eth0,eth1")
+    assert mesh._interfaces() == ["eth0", "eth1"]
+    monkeypatch.delenv("GLOO_SOCKET_IFNAME")
+    assert mesh._interfaces() == []

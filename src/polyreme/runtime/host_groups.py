@@ -9,6 +9,7 @@ freed chunk holds "BROADCAST"); 2.11 makes its groups in the same way.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -20,20 +21,27 @@ if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
 
 _NAME = f"ProcessGroup{HOST_BACKEND.title()}"
-_Torch: Any = getattr(c10d, _NAME)
+_Torch: Any = getattr(c10d, _NAME, None)  # a build of torch may lack it
 
 
-class OneThread(_Torch):  # type: ignore[misc]
-    """torch's process group, with one thread."""
+def use_one_thread(interfaces: Sequence[str] = ()) -> None:
+    """Make process groups of this process so from now on, over these network interfaces.
 
-    def __init__(self, store: Store, rank: int, size: int, timeout: timedelta) -> None:
-        options = _Torch._Options()
-        options._threads = 1
-        options._timeout = timeout
-        options._devices = [_Torch.create_default_device()]
-        super().__init__(store, rank, size, options)
+    Without any, over the one that the host's name leads to, as torch does.
+    """
+    if _Torch is None:
+        return
 
+    class OneThread(_Torch):  # type: ignore[misc]
+        """torch's process group, with one thread."""
 
-def use_one_thread() -> None:
-    """Make process groups of this process so from now on."""
+        def __init__(self, store: Store, rank: int, size: int, timeout: timedelta) -> None:
+            options = _Torch._Options()
+            options._threads = 1
+            options._timeout = timeout
+            options._devices = [_Torch.create_device(interface=name) for name in interfaces] or [
+                _Torch.create_default_device()
+            ]
+            super().__init__(store, rank, size, options)
+
     setattr(c10d, _NAME, OneThread)

@@ -19,7 +19,7 @@ from torch._C._distributed_c10d import PrefixStore, Store
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.rendezvous import rendezvous
 
-from ..cluster.accelerator import Accelerator
+from ..cluster.accelerator import HOST_BACKEND, Accelerator
 from ..errors import RunError
 from ..plan.ir import DataLayout
 from . import watchdog as watchdogs
@@ -183,7 +183,7 @@ def open(  # noqa: A001
                 record = Record(box / f"{place.rank}.record", place.rank)
                 watchdog = Watchdog(apart, box, record, place.n_ranks, timeout_s)
             record.lags = not accelerator.on_host
-            use_one_thread()
+            use_one_thread(_interfaces())
             with record.inside("init_process_group", n_ranks=place.n_ranks):
                 dist.init_process_group(
                     accelerator.backend,
@@ -216,6 +216,12 @@ def close(world: World) -> None:
         world.watchdog.close()
     if world.group is not None and dist.is_initialized():
         dist.destroy_process_group()
+
+
+def _interfaces() -> list[str]:
+    """Network interfaces that the user names for groups over host memory."""
+    given = os.environ.get(f"{HOST_BACKEND.upper()}_SOCKET_IFNAME", "")
+    return [name for name in given.split(",") if name]
 
 
 def _record(place: Place) -> Record:
