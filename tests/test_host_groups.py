@@ -9,6 +9,10 @@ import torch.distributed as dist
 
 from polyreme.runtime import host_groups, mesh
 
+pytestmark = pytest.mark.skipif(
+    not Path("/proc/self/task").exists(), reason="threads and interfaces are those of Linux"
+)
+
 
 @pytest.fixture
 def fresh(pool):

@@ -65,7 +65,7 @@ def set_aside(folder: Path) -> Path:
         return folder.rename(place)
     except OSError as error:
         what = f"{folder} is damaged and cannot be renamed to {place.name}: {error.strerror}"
-        raise RunError(what) from error
+        raise RunError(f"{what}; make its folder writable, or name another by --resume") from error
 
 
 def prune(run_folder: Path, keep: int, best: str | None = None) -> None:
