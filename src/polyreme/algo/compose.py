@@ -4,6 +4,12 @@ from __future__ import annotations
 
 import msgspec
 
+from .aggregate import Aggregator
+from .aggregate.mean import Mean
+from .compress import Compressor
+from .compress.dense import Dense
+from .feedback import Feedback
+from .feedback.none import NoFeedback
 from .rule import Rule
 from .rule.adamw import AdamW
 from .sync import EveryStep, Sync
@@ -11,14 +17,20 @@ from .topology import AllReduce, Topology
 
 
 class DataParallel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Rule, and when and with whom replicas exchange.
+    """Rule, and when, with whom and in what form replicas exchange.
 
     Attributes:
         rule: How a gradient becomes an update.
         sync: When replicas exchange.
         topology: With whom they exchange.
+        compress: In what form.
+        feedback: What becomes of what compression takes away.
+        aggregate: How many vectors become one.
     """
 
     rule: Rule = AdamW()
     sync: Sync = EveryStep()
     topology: Topology = AllReduce()
+    compress: Compressor = Dense()
+    feedback: Feedback = NoFeedback()
+    aggregate: Aggregator = Mean()

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
-import msgspec
+from .kind import NotNegative
+from .moments import Moments
 
 if TYPE_CHECKING:
     import torch
 
-_Beta = Annotated[float, msgspec.Meta(ge=0, lt=1)]
+    from ..vector import Layout
+    from .kind import State
 
 
-class AdamW(msgspec.Struct, frozen=True, kw_only=True, tag="AdamW", tag_field="kind"):
+class AdamW(Moments, frozen=True, kw_only=True, tag="AdamW", tag_field="kind"):
     """Adam with decoupled weight decay. Source: Loshchilov and Hutter 2019, algorithm 2.
 
     Differs: the decay is scaled by the learning rate, as torch has it.
@@ -25,20 +27,20 @@ class AdamW(msgspec.Struct, frozen=True, kw_only=True, tag="AdamW", tag_field="k
         weight_decay: Share of the weights, times the learning rate, taken off in each step.
     """
 
-    lr: Annotated[float, msgspec.Meta(gt=0)] = 3e-4
-    betas: tuple[_Beta, _Beta] = (0.9, 0.999)
-    eps: Annotated[float, msgspec.Meta(gt=0)] = 1e-8
-    weight_decay: Annotated[float, msgspec.Meta(ge=0)] = 0.01
+    weight_decay: NotNegative = 0.01
 
-    @property
-    def n_states(self) -> int:
-        """Tensors of a parameter's size kept per parameter."""
-        return 2
-
-    @property
-    def n_scalars(self) -> int:
-        """4-byte scalars kept per parameter tensor."""
-        return 1  # the step count
+    def update(
+        self,
+        gradient: torch.Tensor,
+        state: State,
+        params: torch.Tensor,
+        *,
+        lr: float,
+        layout: Layout,
+    ) -> tuple[torch.Tensor, State]:
+        """Adam's step, and the decay."""
+        direction, state = self._direction(gradient, state)
+        return -lr * self._coupled(direction, params), state
 
     def optimizer(self, params: Iterable[torch.Tensor]) -> torch.optim.Optimizer:
         """The native optimizer over these (local master) parameters."""

@@ -3,32 +3,36 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Annotated
-
-import msgspec
+from typing import TYPE_CHECKING
 
 from ...errors import Violation
+from .kind import Beta, NotNegative, RuleKind, State
 
 if TYPE_CHECKING:
     import torch
 
+    from ..vector import Layout
 
-class SGD(msgspec.Struct, frozen=True, kw_only=True, tag="SGD", tag_field="kind"):
-    """SGD with (Nesterov) momentum and coupled weight decay.
 
-    Source: Robbins and Monro 1951; Polyak 1964; Nesterov 1983; as in torch.optim.SGD.
+class SGD(RuleKind, frozen=True, kw_only=True, tag="SGD", tag_field="kind"):
+    """SGD with (Nesterov) momentum; weight decay coupled or decoupled.
+
+    Source: Robbins and Monro 1951; Polyak 1964; Nesterov 1983; as in torch.optim.SGD. Decoupled:
+    Loshchilov and Hutter 2019, algorithm 1.
+    Differs: decoupled decay is scaled by the learning rate.
 
     Attributes:
         lr: Learning rate, before the schedule.
         momentum: Share of the last update that is kept; 0 keeps none and no state.
         nesterov: Whether the gradient is taken as if one momentum step ahead.
         weight_decay: Added to the gradient, times the weights.
+        decoupled: Takes the decay off the weights instead, times the learning rate.
     """
 
-    lr: Annotated[float, msgspec.Meta(gt=0)] = 0.1
-    momentum: Annotated[float, msgspec.Meta(ge=0, lt=1)] = 0.0
+    momentum: Beta = 0.0
     nesterov: bool = False
-    weight_decay: Annotated[float, msgspec.Meta(ge=0)] = 0.0
+    weight_decay: NotNegative = 0.0
+    decoupled: bool = False
 
     def check(self) -> list[Violation]:
         """Nesterov's step is a form of momentum."""
@@ -39,19 +43,37 @@ class SGD(msgspec.Struct, frozen=True, kw_only=True, tag="SGD", tag_field="kind"
         return [Violation(path=path, value=True, rule="needs momentum, which is 0", legal=legal)]
 
     @property
-    def n_states(self) -> int:
-        """Tensors of a parameter's size kept per parameter."""
-        return 1 if self.momentum else 0
+    def vectors(self) -> tuple[str, ...]:
+        """Momentum, if there is any."""
+        return ("momentum_buffer",) if self.momentum else ()
 
-    @property
-    def n_scalars(self) -> int:
-        """4-byte scalars kept per parameter tensor."""
-        return 0
+    def update(
+        self,
+        gradient: torch.Tensor,
+        state: State,
+        params: torch.Tensor,
+        *,
+        lr: float,
+        layout: Layout,
+    ) -> tuple[torch.Tensor, State]:
+        """A step along m = beta m + g, or along g + beta m."""
+        if not self.decoupled:
+            gradient = self._coupled(gradient, params)
+        direction = gradient
+        if self.momentum:
+            kept = state["momentum_buffer"] * self.momentum + gradient
+            state = {"momentum_buffer": kept}
+            direction = gradient + self.momentum * kept if self.nesterov else kept
+        if self.decoupled and self.weight_decay:
+            direction = direction + self.weight_decay * params
+        return -lr * direction, state
 
     def optimizer(self, params: Iterable[torch.Tensor]) -> torch.optim.Optimizer:
         """The native optimizer over these (local master) parameters."""
         import torch
 
+        if self.decoupled:
+            return super().optimizer(params)
         return torch.optim.SGD(
             params,
             lr=self.lr,

@@ -1,0 +1,7 @@
+"""Aggregators: one vector of many. One file an aggregator, one line in the union."""
+
+from __future__ import annotations
+
+from .mean import Mean as Mean
+
+Aggregator = Mean

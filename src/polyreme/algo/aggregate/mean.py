@@ -1,0 +1,24 @@
+"""The mean."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from .kind import AggregatorKind, State
+
+if TYPE_CHECKING:
+    import torch
+
+
+class Mean(AggregatorKind, frozen=True, kw_only=True, tag="Mean", tag_field="kind"):
+    """The mean of all workers, summed in their order."""
+
+    def combine(
+        self, rows: Sequence[torch.Tensor], state: State
+    ) -> tuple[torch.Tensor, State, tuple[int, ...]]:
+        """The mean."""
+        total = rows[0].clone()
+        for row in rows[1:]:
+            total += row
+        return total / len(rows), state, ()

@@ -1,0 +1,55 @@
+"""Random numbers of an algorithm: a function of seed, worker, step and what they are for."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import torch
+
+_MASK = (1 << 64) - 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Draw:
+    """Where random numbers come from: nothing is carried from step to step.
+
+    `own` are this worker's numbers, `shared` the same on all workers, `at` tells one use of a
+    step (a tensor, a round) from another.
+    """
+
+    seed: int
+    worker: int
+    step: int
+    use: int = 0
+
+    def at(self, use: int) -> Draw:
+        """Numbers for another use in the same step."""
+        return replace(self, use=_mixed(self.use, use + 1))
+
+    def own(self, device: torch.device | str = "cpu") -> torch.Generator:
+        """A generator that only this worker has."""
+        return self._generator(self.worker + 1, device)
+
+    def shared(self, device: torch.device | str = "cpu") -> torch.Generator:
+        """A generator that all workers have."""
+        return self._generator(0, device)
+
+    def _generator(self, who: int, device: torch.device | str) -> torch.Generator:
+        import torch
+
+        mixed = 0
+        for number in (self.seed, who, self.step, self.use):
+            mixed = _mixed(mixed, number)
+        generator = torch.Generator(device)
+        generator.manual_seed(mixed >> 1)
+        return generator
+
+
+def _mixed(state: int, number: int) -> int:
+    """SplitMix64's finaliser over the state plus a number. Source: Steele et al. 2014."""
+    mixed = (state * 0x9E3779B97F4A7C15 + number + 0x9E3779B97F4A7C15) & _MASK
+    mixed = ((mixed ^ (mixed >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
+    mixed = ((mixed ^ (mixed >> 27)) * 0x94D049BB133111EB) & _MASK
+    return mixed ^ (mixed >> 31)

@@ -1,0 +1,227 @@
+"""What an algorithm asks of the world: its program yields these and is sent the answers.
+
+A program is a generator. The virtual clock and the processes play the same one; each decides what
+an effect costs and how it is carried out, none decides what is computed.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Generator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeVar
+
+if TYPE_CHECKING:
+    import torch
+
+    from .packet import Message
+
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Compute:
+    """The mean gradient of a batch at these parameters; answered with a `Computed`.
+
+    `params` is this worker's vector, `batch` counts the batches of this worker from 0.
+    """
+
+    params: torch.Tensor
+    batch: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Computed:
+    """A mean gradient over `weight` labels that carry loss, whose mean loss is `loss`."""
+
+    gradient: torch.Tensor
+    loss: float
+    weight: float
+
+    @property
+    def numbers(self) -> tuple[float, float, float]:
+        """What others must know of it: loss, weight, and whether all of it is finite."""
+        import torch
+
+        finite = math.isfinite(self.loss) and bool(torch.isfinite(self.gradient).all())
+        return self.loss, self.weight, float(finite)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Agree:
+    """A few numbers that every worker tells all others; answered with a `Seen`.
+
+    What else all must know at that point (wishes to stop, parts of a checkpoint) rides with it.
+    """
+
+    numbers: tuple[float, float, float]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Seen:
+    """Loss, weight and finiteness of each worker's gradient, in order of workers."""
+
+    rows: tuple[tuple[float, float, float], ...]
+
+    @property
+    def weight(self) -> float:
+        """Labels that carry loss, over all workers."""
+        return sum(weight for _, weight, _ in self.rows)
+
+    @property
+    def bad(self) -> tuple[int, ...]:
+        """Workers whose loss or gradient is not finite."""
+        return tuple(rank for rank, (_, _, finite) in enumerate(self.rows) if not finite)
+
+    @property
+    def skipped(self) -> bool:
+        """Whether nobody may use these gradients."""
+        return bool(self.bad) or not self.weight
+
+    @property
+    def loss(self) -> float | None:
+        """Mean loss over all labels."""
+        if self.skipped:
+            return None
+        return sum(loss * weight for loss, weight, _ in self.rows if weight) / self.weight
+
+    def share(self, rank: int) -> float:
+        """What a worker multiplies its mean gradient with, so that the plain mean is right."""
+        return self.rows[rank][1] * len(self.rows) / self.weight
+
+
+@dataclass(frozen=True, kw_only=True)
+class Record:
+    """What a step came to, for the log; answered with nothing."""
+
+    step: int
+    seen: Seen
+    lr: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Send:
+    """Hands a message to the network; answered with nothing, at once."""
+
+    to: int
+    message: Message
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recv:
+    """The next message of a worker, or of any (`ANY`); answered with a `Received`.
+
+    After `timeout_s` seconds without one the answer is None.
+    """
+
+    source: int
+    timeout_s: float | None = None
+
+
+ANY = -1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Received:
+    """A message and who sent it."""
+
+    source: int
+    message: Message
+
+
+@dataclass(frozen=True, kw_only=True)
+class Combine:
+    """All workers give a message; each is answered with a function of all, in order of workers.
+
+    The network's own collective carries it. The function gives the same on all workers and
+    changes none of its arguments, so that one clock for all may call it once.
+    """
+
+    message: Message
+    function: Callable[[Sequence[Message]], Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class SumShards:
+    """Sum of a small tensor over the parts that a replica is split in.
+
+    Parts are devices, and also single tensors where a rule is played tensor by tensor;
+    `per_tensor` marks partial results that belong to one tensor and are summed over devices alone.
+    """
+
+    partial: torch.Tensor
+    per_tensor: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Now:
+    """Seconds since the run began, on this clock."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sleep:
+    """Waits."""
+
+    seconds: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Members:
+    """The workers that are there now, in order."""
+
+
+Effect = Compute | Agree | Record | Send | Recv | Combine | SumShards | Now | Sleep | Members
+Program = Generator[Effect, Any, _T]
+Split = Generator[SumShards, "torch.Tensor", _T]
+
+
+def settled(result: _T | Split[_T]) -> Split[_T]:
+    """What a member gives, whether or not it asks for sums on the way."""
+    if isinstance(result, Generator):
+        return (yield from result)
+    return result
+
+
+def alone(program: Split[_T]) -> _T:
+    """Plays a program that asks for sums over shards where there is one shard."""
+    try:
+        effect = next(program)
+        while True:
+            effect = program.send(effect.partial)
+    except StopIteration as end:
+        result: _T = end.value
+        return result
+
+
+def together(
+    programs: Sequence[Split[_T]],
+    over_devices: Callable[[torch.Tensor], torch.Tensor] = lambda partial: partial,
+) -> list[_T]:
+    """Plays the programs of several parts of one replica in step, and sums what they ask for."""
+    results: list[Any] = [None] * len(programs)
+    answers: list[torch.Tensor | None] = [None] * len(programs)
+    waiting = list(range(len(programs)))
+    while waiting:
+        asked: list[tuple[int, SumShards]] = []
+        for index in waiting:
+            try:
+                asked.append((index, programs[index].send(answers[index])))  # type: ignore[arg-type]
+            except StopIteration as end:
+                results[index] = end.value
+        waiting = [index for index, _ in asked]
+        if not asked:
+            break
+        assert len(asked) == len(programs), "all parts of a replica ask alike"
+        if asked[0][1].per_tensor:
+            sums = over_devices(_stacked(asked))
+            answers = list(sums)
+        else:
+            total = over_devices(_stacked(asked).sum(0))
+            answers = [total] * len(programs)
+    return results
+
+
+def _stacked(asked: Sequence[tuple[int, SumShards]]) -> torch.Tensor:
+    import torch
+
+    return torch.stack([effect.partial for _, effect in asked])

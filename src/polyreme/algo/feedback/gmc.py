@@ -1,0 +1,48 @@
+"""Global momentum compression."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, ClassVar
+
+from ..rule.kind import Beta
+from .kind import FeedbackKind, State, Turn
+
+if TYPE_CHECKING:
+    import torch
+
+
+class GMC(FeedbackKind, frozen=True, kw_only=True, tag="GMC", tag_field="kind"):
+    """Error feedback with the momentum of the last global step, the same on all workers.
+
+    Source: Zhao et al. 2019, "Global Momentum Compression for Sparse Communication in Distributed
+    Learning", algorithm 1: p = e + g - beta / lr (w_t - w_{t-1}).
+    Differs: as the last step was -lr' a of the last aggregate a, its share is beta a lr' / lr,
+    which needs no former weights.
+
+    Attributes:
+        momentum: Share of the last global step.
+    """
+
+    owns_momentum: ClassVar[bool] = True
+    momentum: Beta = 0.9
+
+    @property
+    def vectors(self) -> tuple[str, ...]:
+        """What was not sent, and the last global step."""
+        return ("error", "last_step")
+
+    def prepare(
+        self, gradient: torch.Tensor, state: State, turn: Turn
+    ) -> tuple[torch.Tensor, State]:
+        """The gradient, what was not sent, and the last global step."""
+        return state["error"] + gradient + state["last_step"] * (self.momentum / turn.lr), state
+
+    def settle(self, prepared: torch.Tensor, sent: torch.Tensor, state: State, turn: Turn) -> State:
+        """What was not sent."""
+        return {**state, "error": prepared - sent}
+
+    def receive(
+        self, combined: torch.Tensor, state: State, turn: Turn
+    ) -> tuple[torch.Tensor, State]:
+        """The mean; its step is kept."""
+        return combined, {**state, "last_step": combined * turn.lr}

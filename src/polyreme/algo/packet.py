@@ -1,0 +1,102 @@
+"""What travels between workers: buffers, whose bytes are the bytes on the wire."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    import torch
+
+    from .compress.kind import CompressorKind
+
+
+class Like(NamedTuple):
+    """Shape and type of a tensor, such as ((3, 4), "float32")."""
+
+    shape: tuple[int, ...]
+    dtype: str
+
+    @property
+    def n_entries(self) -> int:
+        """Entries of such a tensor."""
+        return math.prod(self.shape)
+
+
+class Buffer(NamedTuple):
+    """Type and length of one buffer of a packet; no length where it varies."""
+
+    dtype: str
+    length: int | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Packet:
+    """One compressed tensor: buffers of one dimension, in the order of its compressor's form."""
+
+    buffers: tuple[torch.Tensor, ...]
+    like: Like
+    kind: CompressorKind
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes on the wire: buffers, and 4 for each length that the receiver cannot know."""
+        held = sum(buffer.numel() * buffer.element_size() for buffer in self.buffers)
+        return held + 4 * sum(form.length is None for form in self.kind.form(self.like))
+
+    def decode(self) -> torch.Tensor:
+        """The tensor that the receiver sees."""
+        return self.kind.decode(self.buffers, self.like)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Message:
+    """Packets sent as one."""
+
+    packets: tuple[Packet, ...]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes on the wire."""
+        return sum(packet.nbytes for packet in self.packets)
+
+
+def to_bytes(message: Message) -> torch.Tensor:
+    """The message as it travels: a uint8 tensor of `nbytes` entries."""
+    import torch
+
+    parts = [torch.zeros(0, dtype=torch.uint8)]
+    for packet in message.packets:
+        forms = packet.kind.form(packet.like)
+        for buffer, form in zip(packet.buffers, forms, strict=True):
+            if form.length is None:
+                count = torch.tensor([buffer.numel()], dtype=torch.int32, device=buffer.device)
+                parts.append(count.view(torch.uint8))
+            assert form.length in (None, buffer.numel()), "a buffer is as long as its form says"
+            parts.append(buffer.contiguous().view(torch.uint8))
+    return torch.cat([part.to(parts[-1].device) for part in parts])
+
+
+def from_bytes(data: torch.Tensor, kinds: Sequence[tuple[CompressorKind, Like]]) -> Message:
+    """The message in these bytes, whose packets are of these compressors and tensors."""
+    import torch
+
+    packets, at = [], 0
+
+    def take(n_bytes: int) -> torch.Tensor:
+        nonlocal at
+        at += n_bytes
+        # Views of other types want aligned memory, so each buffer is copied out.
+        return data[at - n_bytes : at].clone()
+
+    for kind, like in kinds:
+        buffers = []
+        for name, length in kind.form(like):
+            dtype = getattr(torch, name)
+            count = int(take(4).view(torch.int32)) if length is None else length
+            buffers.append(take(count * dtype.itemsize).view(dtype))
+        packets.append(Packet(buffers=tuple(buffers), like=like, kind=kind))
+    assert at == data.numel(), "a message is read to its end"
+    return Message(packets=tuple(packets))

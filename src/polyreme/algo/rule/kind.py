@@ -1,0 +1,85 @@
+"""What every rule has: a rate, state of the parameters' size, and a step."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Annotated, Any
+
+import msgspec
+
+if TYPE_CHECKING:
+    import torch
+
+    from ..effects import Split
+    from ..vector import Layout
+
+Beta = Annotated[float, msgspec.Meta(ge=0, lt=1)]
+Positive = Annotated[float, msgspec.Meta(gt=0)]
+NotNegative = Annotated[float, msgspec.Meta(ge=0)]
+
+State = dict[str, Any]
+"""Tensors and numbers by name: what a checkpoint holds of a rule."""
+
+
+class RuleKind(msgspec.Struct, frozen=True, kw_only=True):
+    """A rule turns a gradient into a change of the parameters and keeps no state itself.
+
+    Attributes:
+        lr: Learning rate, before the schedule.
+        weight_decay: Pull of the weights to zero; where it enters is the rule's.
+    """
+
+    lr: Positive = 0.1
+    weight_decay: NotNegative = 0.0
+
+    @property
+    def vectors(self) -> tuple[str, ...]:
+        """Names of the vectors of the parameters' size that it keeps."""
+        return ()
+
+    @property
+    def counts(self) -> tuple[str, ...]:
+        """Names of the numbers that it keeps."""
+        return ()
+
+    @property
+    def n_states(self) -> int:
+        """Tensors of a parameter's size kept per parameter."""
+        return len(self.vectors)
+
+    @property
+    def n_scalars(self) -> int:
+        """4-byte scalars kept per parameter tensor."""
+        return len(self.counts)
+
+    def init(self, params: torch.Tensor) -> State:
+        """State before the first step: all zero."""
+        return {name: params.new_zeros(params.shape) for name in self.vectors} | dict.fromkeys(
+            self.counts, 0
+        )
+
+    def update(
+        self,
+        gradient: torch.Tensor,
+        state: State,
+        params: torch.Tensor,
+        *,
+        lr: float,
+        layout: Layout,
+    ) -> tuple[torch.Tensor, State] | Split[tuple[torch.Tensor, State]]:
+        """What is to be added to the parameters, and the next state; arguments stay as they are.
+
+        All three vectors are laid out by `layout`. One that needs a sum over the parts of a split
+        replica is a generator of `SumShards`.
+        """
+        raise NotImplementedError
+
+    def optimizer(self, params: Iterable[torch.Tensor]) -> torch.optim.Optimizer:
+        """The same as an optimizer over these (local master) parameters."""
+        from ..optimizer import RuleOptimizer
+
+        return RuleOptimizer(params, self)
+
+    def _coupled(self, gradient: torch.Tensor, params: torch.Tensor) -> torch.Tensor:
+        """The gradient with weight decay as that of a penalty."""
+        return gradient.add(params, alpha=self.weight_decay) if self.weight_decay else gradient

@@ -1,0 +1,68 @@
+"""All parameters of a replica as one vector, and where each tensor lies in it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import torch
+
+
+@dataclass(frozen=True, kw_only=True)
+class Segment:
+    """One tensor of the vector: entries `start` to `stop`."""
+
+    name: str
+    shape: tuple[int, ...]
+    start: int
+    stop: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Layout:
+    """The tensors of a vector, in order."""
+
+    segments: tuple[Segment, ...]
+
+    @staticmethod
+    def of(shapes: Mapping[str, tuple[int, ...]]) -> Layout:
+        """Tensors one after another."""
+        segments, start = [], 0
+        for name, shape in shapes.items():
+            stop = start + math.prod(shape)
+            segments.append(Segment(name=name, shape=tuple(shape), start=start, stop=stop))
+            start = stop
+        return Layout(segments=tuple(segments))
+
+    @property
+    def n_entries(self) -> int:
+        """Length of the vector."""
+        return self.segments[-1].stop if self.segments else 0
+
+    def views(self, vector: torch.Tensor) -> dict[str, torch.Tensor]:
+        """The tensors of a vector, by name; they share its memory."""
+        return {s.name: vector[s.start : s.stop].view(s.shape) for s in self.segments}
+
+    def flat(self, tensors: Mapping[str, torch.Tensor]) -> torch.Tensor:
+        """A new vector of these tensors."""
+        import torch
+
+        return torch.cat([tensors[s.name].reshape(-1) for s in self.segments])
+
+    def square_sums(self, vector: torch.Tensor) -> torch.Tensor:
+        """Sum of squares of each tensor, in float64."""
+        import torch
+
+        parts = [vector[s.start : s.stop] for s in self.segments]
+        norms = [torch.linalg.vector_norm(part, dtype=torch.float64) for part in parts]
+        return torch.stack(norms).square() if norms else torch.zeros(0, dtype=torch.float64)
+
+    def spread(self, values: torch.Tensor) -> torch.Tensor:
+        """One value a tensor, repeated for each of its entries."""
+        import torch
+
+        lengths = torch.tensor([s.stop - s.start for s in self.segments], device=values.device)
+        return values.repeat_interleave(lengths)

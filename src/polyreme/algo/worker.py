@@ -1,0 +1,27 @@
+"""Who plays an algorithm's program: one worker among others."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from .draw import Draw
+from .vector import Layout
+
+
+@dataclass(frozen=True, kw_only=True)
+class Worker:
+    """One worker: its number of all, its vector's layout, and what all share.
+
+    `lr` gives the learning rate of a step.
+    """
+
+    rank: int
+    n: int
+    layout: Layout
+    seed: int
+    lr: Callable[[int], float]
+
+    def draw(self, step: int) -> Draw:
+        """Random numbers of a step."""
+        return Draw(seed=self.seed, worker=self.rank, step=step)
