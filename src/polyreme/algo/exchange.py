@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from .compress.dense import Dense
 from .compress.kind import CompressorKind
-from .effects import Combine, Program
+from .effects import Program
 from .feedback.kind import Turn
 from .packet import Like, Message, Packet
 
@@ -62,33 +62,86 @@ def combined(
     algorithm: DataParallel, vector: torch.Tensor, state: State, me: Worker, turn: Turn
 ) -> Program[tuple[torch.Tensor, State]]:
     """The aggregate over all workers of what each has, and the next state."""
+    import torch
+
     feedback, made = algorithm.feedback, parts(algorithm.compress, me.layout, name(vector))
     prepared, kept = feedback.prepare(vector, state["feedback"], turn)
-    packets, compressors = [], {}
+    aggregated = state["aggregate"]
+    out, sent = torch.empty_like(vector), torch.empty_like(vector)
+    named = torch.ones_like(vector, dtype=torch.bool)
+    compressors = dict(state["compress"])
+
+    def combining(tensors: Sequence[torch.Tensor]) -> Program[list[torch.Tensor]]:
+        nonlocal aggregated
+        result, aggregated = yield from _aggregate(algorithm, dense(tensors), aggregated)
+        return result
+
+    rounds = [index for index, part in enumerate(made) if part.kind.in_rounds]
+    if rounds:
+        xs = [_of(prepared, made[index]) for index in rounds]
+        states = [compressors[str(index)] for index in rounds]
+        draws = [me.draw(turn.step).at(index) for index in rounds]
+        outs, own, after = yield from algorithm.compress.exchange(xs, states, draws, combining, me)
+        for index, mean, seen, each in zip(rounds, outs, own, after, strict=True):
+            _of(out, made[index]).copy_(mean)
+            _of(sent, made[index]).copy_(seen)
+            compressors[str(index)] = each
+    packets, places = [], []
     for index, part in enumerate(made):
-        x = prepared[part.start : part.stop].view(part.like.shape)
+        if part.kind.in_rounds:
+            continue
         draw = me.draw(turn.step).at(index)
-        buffers, after = part.kind.encode(x, state["compress"][str(index)], draw)
-        packets.append(Packet(buffers=buffers, like=part.like, kind=part.kind))
-        compressors[str(index)] = after
-    message = Message(packets=tuple(packets))
-    kept = feedback.settle(prepared, decoded(message), kept, turn)
-
-    def aggregate(messages: Sequence[Message]) -> tuple[torch.Tensor, State]:
-        rows = [decoded(each) for each in messages]
-        out, after, _ = algorithm.aggregate.combine(rows, state["aggregate"])
-        return out, after
-
-    out, aggregated = yield Combine(message=message, function=aggregate)
+        buffers, compressors[str(index)] = part.kind.encode(
+            _of(prepared, part), compressors[str(index)], draw
+        )
+        packet = Packet(buffers=buffers, like=part.like, kind=part.kind)
+        packets.append(packet)
+        places.append(part)
+        _of(sent, part).copy_(packet.decode())
+        if part.kind.sparse:
+            _of(named, part).copy_(part.kind.kept(buffers, part.like))
+    if packets:
+        message = Message(packets=tuple(packets))
+        decoded, aggregated = yield from _aggregate(algorithm, message, aggregated)
+        for part, mean in zip(places, decoded, strict=True):
+            _of(out, part).copy_(mean)
+    kept = feedback.settle(prepared, sent, named, kept)
     out, kept = feedback.receive(out, kept, turn)
     return out, {"feedback": kept, "compress": compressors, "aggregate": aggregated}
 
 
-def decoded(message: Message) -> torch.Tensor:
-    """The vector that a message means."""
+def dense(tensors: Sequence[torch.Tensor]) -> Message:
+    """A message of tensors as they are."""
+    return Message(
+        packets=tuple(
+            Packet(buffers=(x.reshape(-1),), like=Like(tuple(x.shape), name(x)), kind=Dense())
+            for x in tensors
+        )
+    )
+
+
+def _aggregate(
+    algorithm: DataParallel, message: Message, state: State
+) -> Program[tuple[list[torch.Tensor], State]]:
+    """The aggregate of a message's tensors over all workers, and the aggregator's next state."""
     import torch
 
-    return torch.cat([packet.decode().reshape(-1) for packet in message.packets])
+    def function(messages: Sequence[Message]) -> tuple[torch.Tensor, State]:
+        rows = [
+            torch.cat([packet.decode().reshape(-1) for packet in each.packets]) for each in messages
+        ]
+        out, after, _ = algorithm.aggregate.combine(rows, state)
+        return out, after
+
+    flat, after = yield from algorithm.topology.combine(message, function)
+    sizes = [packet.like.n_entries for packet in message.packets]
+    shapes = [packet.like.shape for packet in message.packets]
+    return [x.view(s) for x, s in zip(flat.split(sizes), shapes, strict=True)], after
+
+
+def _of(vector: torch.Tensor, part: Part) -> torch.Tensor:
+    """The part's entries of a vector, in their shape; shares its memory."""
+    return vector[part.start : part.stop].view(part.like.shape)
 
 
 def name(vector: torch.Tensor) -> str:

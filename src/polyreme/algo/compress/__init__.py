@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from .cast import Cast as Cast
 from .dense import Dense as Dense
+from .qsgd import QSGD as QSGD
 from .top_k import TopK as TopK
 
-Compressor = Dense | TopK
+Compressor = Dense | Cast | QSGD | TopK

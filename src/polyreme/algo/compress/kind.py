@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 import msgspec
@@ -12,8 +13,12 @@ if TYPE_CHECKING:
     import torch
 
     from ..draw import Draw
+    from ..effects import Program
+    from ..worker import Worker
 
 State = dict[str, Any]
+Combining = Callable[[Sequence["torch.Tensor"]], "Program[list[torch.Tensor]]"]
+"""Sends tensors as one message and gives the aggregate of each over all workers."""
 
 
 class CompressorKind(msgspec.Struct, frozen=True, kw_only=True):
@@ -28,7 +33,11 @@ class CompressorKind(msgspec.Struct, frozen=True, kw_only=True):
     dense_below: Annotated[int, msgspec.Meta(ge=0)] = 0
 
     adds: ClassVar[bool] = False
-    """Whether the sum of packets is the packet of the sum."""
+    """Whether the sum of packets, buffer by buffer, is the packet of the sum."""
+    sparse: ClassVar[bool] = False
+    """Whether packets name the entries that they hold (`kept`)."""
+    in_rounds: ClassVar[bool] = False
+    """Whether it has no packets but a program of several messages (`exchange`)."""
 
     def form(self, like: Like) -> tuple[Buffer, ...]:
         """The buffers of a packet of such a tensor."""
@@ -46,4 +55,21 @@ class CompressorKind(msgspec.Struct, frozen=True, kw_only=True):
 
     def decode(self, buffers: tuple[torch.Tensor, ...], like: Like) -> torch.Tensor:
         """The tensor that was meant, of that shape and type."""
+        raise NotImplementedError
+
+    def kept(self, buffers: tuple[torch.Tensor, ...], like: Like) -> torch.Tensor:
+        """Which entries the packet holds, as booleans of that shape; of sparse ones alone."""
+        raise NotImplementedError
+
+    def exchange(
+        self,
+        xs: Sequence[torch.Tensor],
+        states: Sequence[State],
+        draws: Sequence[Draw],
+        combining: Combining,
+        me: Worker,
+    ) -> Program[tuple[list[torch.Tensor], list[torch.Tensor], list[State]]]:
+        """Of several tensors at once: aggregates over all workers, what of this worker's own is
+        in them (what feedback takes as sent), and the next states.
+        """  # noqa: D205
         raise NotImplementedError

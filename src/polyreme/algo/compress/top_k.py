@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, ClassVar
 
 import msgspec
 
@@ -31,6 +31,7 @@ class TopK(CompressorKind, frozen=True, kw_only=True, tag="TopK", tag_field="kin
         dense_below: Tensors with fewer entries are sent as they are.
     """
 
+    sparse: ClassVar[bool] = True
     ratio: Ratio = 0.01
 
     def form(self, like: Like) -> tuple[Buffer, ...]:
@@ -57,14 +58,22 @@ class TopK(CompressorKind, frozen=True, kw_only=True, tag="TopK", tag_field="kin
         out[where] = values
         return out.view(like.shape)
 
+    def kept(self, buffers: tuple[torch.Tensor, ...], like: Like) -> torch.Tensor:
+        """The entries that were sent."""
+        where = bits.unpack(buffers[0], bits.width(like.n_entries), buffers[1].numel())
+        mask = buffers[1].new_zeros(like.n_entries).bool()
+        mask[where] = True
+        return mask.view(like.shape)
+
     def _k(self, n_entries: int) -> int:
         return min(n_entries, max(1, math.floor(self.ratio * n_entries + 1e-9)))
 
 
 def largest(sizes: torch.Tensor, k: int) -> torch.Tensor:
-    """Indices of the k largest in rising order; of equal ones those that come first."""
+    """Indices of the k largest in rising order, NaN above all; of equal ones the first."""
     if not k:
         return sizes.new_zeros(0).long()
+    sizes = sizes.nan_to_num(nan=math.inf, posinf=math.inf)
     least = sizes.topk(k, sorted=False).values.min()
     above = (sizes > least).nonzero().squeeze(-1)
     ties = (sizes == least).nonzero().squeeze(-1)[: k - above.numel()]

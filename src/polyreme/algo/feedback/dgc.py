@@ -45,9 +45,11 @@ class DGC(FeedbackKind, frozen=True, kw_only=True, tag="DGC", tag_field="kind"):
             prepared = state["error"] + kept
         return prepared, {**state, "momentum_buffer": kept}
 
-    def settle(self, prepared: torch.Tensor, sent: torch.Tensor, state: State, turn: Turn) -> State:
+    def settle(
+        self, prepared: torch.Tensor, sent: torch.Tensor, kept: torch.Tensor, state: State
+    ) -> State:
         """What was not sent; entries that were lose their momentum if so told."""
-        kept = state["momentum_buffer"]
+        momentum = state["momentum_buffer"]
         if self.masking:
-            kept = kept.masked_fill(sent != 0, 0.0)
-        return {"momentum_buffer": kept, "error": prepared - sent}
+            momentum = momentum.masked_fill(kept, 0.0)
+        return {"momentum_buffer": momentum, "error": prepared - sent}

@@ -34,7 +34,9 @@ class ErrorFeedback(FeedbackKind, frozen=True, kw_only=True, tag="ErrorFeedback"
         """The gradient (or step) and what was not sent."""
         return gradient * (turn.lr if self.rate == "inside" else 1.0) + state["error"], state
 
-    def settle(self, prepared: torch.Tensor, sent: torch.Tensor, state: State, turn: Turn) -> State:
+    def settle(
+        self, prepared: torch.Tensor, sent: torch.Tensor, kept: torch.Tensor, state: State
+    ) -> State:
         """What was not sent."""
         return {"error": prepared - sent}
 

@@ -37,7 +37,9 @@ class GMC(FeedbackKind, frozen=True, kw_only=True, tag="GMC", tag_field="kind"):
         """The gradient, what was not sent, and the last global step."""
         return state["error"] + gradient + state["last_step"] * (self.momentum / turn.lr), state
 
-    def settle(self, prepared: torch.Tensor, sent: torch.Tensor, state: State, turn: Turn) -> State:
+    def settle(
+        self, prepared: torch.Tensor, sent: torch.Tensor, kept: torch.Tensor, state: State
+    ) -> State:
         """What was not sent."""
         return {**state, "error": prepared - sent}
 

@@ -50,8 +50,13 @@ class FeedbackKind(msgspec.Struct, frozen=True, kw_only=True):
         """What is compressed and sent, and the next state."""
         return gradient, state
 
-    def settle(self, prepared: torch.Tensor, sent: torch.Tensor, state: State, turn: Turn) -> State:
-        """The state once the others see `sent` where `prepared` was meant."""
+    def settle(
+        self, prepared: torch.Tensor, sent: torch.Tensor, kept: torch.Tensor, state: State
+    ) -> State:
+        """The state once the others see `sent` where `prepared` was meant.
+
+        `kept` marks the entries that the packets named; all, where these are not sparse.
+        """
         return state
 
     def receive(

@@ -1,9 +1,9 @@
-"""All replicas with all, through the backend's own all-reduce."""
+"""All replicas with all, through the backend's own collectives."""
 
 from __future__ import annotations
 
-import msgspec
+from .kind import TopologyKind
 
 
-class AllReduce(msgspec.Struct, frozen=True, kw_only=True, tag="AllReduce", tag_field="kind"):
-    """The backend's all-reduce over all replicas."""
+class AllReduce(TopologyKind, frozen=True, kw_only=True, tag="AllReduce", tag_field="kind"):
+    """The backend's collectives over all replicas."""
