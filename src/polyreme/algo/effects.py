@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 if TYPE_CHECKING:
     import torch
 
-    from .packet import Message
+    from .packet import Kinds, Message
 
 _T = TypeVar("_T")
 
@@ -111,10 +111,12 @@ class Send:
 class Recv:
     """The next message of a worker, or of any (`ANY`); answered with a `Received`.
 
-    After `timeout_s` seconds without one the answer is None.
+    `kinds` says what it must hold (`Message.kinds` of one alike). After `timeout_s` seconds
+    without one the answer is None.
     """
 
     source: int
+    kinds: Kinds
     timeout_s: float | None = None
 
 

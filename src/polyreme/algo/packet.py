@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -51,11 +50,20 @@ class Packet:
         return self.kind.decode(self.buffers, self.like)
 
 
+Kinds = tuple[tuple["CompressorKind", Like], ...]
+"""Compressor and tensor of each packet of a message: what a receiver must know to read it."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Message:
     """Packets sent as one."""
 
     packets: tuple[Packet, ...]
+
+    @property
+    def kinds(self) -> Kinds:
+        """What its receiver must know."""
+        return tuple((packet.kind, packet.like) for packet in self.packets)
 
     @property
     def nbytes(self) -> int:
@@ -79,7 +87,7 @@ def to_bytes(message: Message) -> torch.Tensor:
     return torch.cat([part.to(parts[-1].device) for part in parts])
 
 
-def from_bytes(data: torch.Tensor, kinds: Sequence[tuple[CompressorKind, Like]]) -> Message:
+def from_bytes(data: torch.Tensor, kinds: Kinds) -> Message:
     """The message in these bytes, whose packets are of these compressors and tensors."""
     import torch
 
