@@ -1,0 +1,31 @@
+"""Bytes that workers sent each other, by link."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+
+class Ledger:
+    """Counts messages by (sender, receiver), the same way on both clocks."""
+
+    def __init__(self) -> None:
+        self.bytes: Counter[tuple[int, int]] = Counter()
+        self.messages: Counter[tuple[int, int]] = Counter()
+
+    def sent(self, source: int, to: int, n_bytes: int) -> None:
+        """One message."""
+        self.bytes[source, to] += n_bytes
+        self.messages[source, to] += 1
+
+    def gathered(self, sizes: Sequence[int]) -> None:
+        """All workers gave a message of that size and have all of them.
+
+        As in a ring: each worker passes on to the next its own and n - 2 others.
+        """
+        n = len(sizes)
+        for rank in range(n) if n > 1 else ():
+            to = (rank + 1) % n
+            for passed in range(n):
+                if passed != to:
+                    self.sent(rank, to, sizes[passed])

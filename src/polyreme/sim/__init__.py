@@ -1,0 +1,1 @@
+"""Algorithms on a virtual clock."""
