@@ -18,13 +18,15 @@ class Ledger:
         self.bytes[source, to] += n_bytes
         self.messages[source, to] += 1
 
-    def gathered(self, sizes: Sequence[int]) -> None:
+    def gathered(self, sizes: Sequence[int], of: int | None = None) -> None:
         """All workers gave a message of that size and have all of them.
 
-        As in a ring: each worker passes on to the next its own and n - 2 others.
+        As in a ring: each worker passes on to the next its own and n - 2 others. With `of` only
+        what that worker sent is counted.
         """
         n = len(sizes)
-        for rank in range(n) if n > 1 else ():
+        senders = range(n) if of is None else (of,)
+        for rank in senders if n > 1 else ():
             to = (rank + 1) % n
             for passed in range(n):
                 if passed != to:

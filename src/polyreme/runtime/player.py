@@ -1,0 +1,164 @@
+"""Plays the program of this replica's worker over a process group, one process a worker."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import torch
+import torch.distributed as dist
+
+from ..algo.compose import DataParallel
+from ..algo.effects import (
+    ANY,
+    Agree,
+    Combine,
+    Compute,
+    Computed,
+    Effect,
+    Members,
+    Now,
+    Received,
+    Record,
+    Recv,
+    Seen,
+    Send,
+    Sleep,
+    SumShards,
+)
+from ..algo.ledger import Ledger
+from ..algo.packet import Kinds, Message, from_bytes, to_bytes
+from ..algo.worker import Worker
+from .mesh import World
+
+
+class Gradients(Protocol):
+    """The gradients of this worker's batches."""
+
+    def __call__(self, params: torch.Tensor, batch: int) -> Computed:
+        """The mean gradient of a batch at these parameters."""
+
+
+@dataclass(kw_only=True)
+class Player:
+    """One worker of several; all call `round` together.
+
+    `state` is what it has between rounds, `ledger` what it sent.
+    """
+
+    algorithm: DataParallel
+    me: Worker
+    state: dict[str, Any]
+    gradients: Gradients
+    world: World
+    on_record: Callable[[Record], None] | None = None
+    ledger: Ledger = field(default_factory=Ledger)
+    _sending: list[tuple[Any, torch.Tensor]] = field(default_factory=list)
+    _began_s: float = field(default_factory=time.monotonic)
+
+    def round(self) -> None:
+        """One round of the program."""
+        program = self.algorithm.sync.round(self.algorithm, self.state, self.me)
+        answer: Any = None
+        while True:
+            try:
+                effect = program.send(answer)
+            except StopIteration as end:
+                self.state = end.value
+                break
+            answer = self._carry_out(effect)
+        for work, _ in self._sending:  # buffers live until they are sent
+            work.wait()
+        self._sending.clear()
+
+    def _carry_out(self, effect: Effect) -> Any:
+        match effect:
+            case Compute():
+                return self.gradients(effect.params, effect.batch)
+            case SumShards():
+                return effect.partial
+            case Agree():
+                return self._agree(effect)
+            case Combine():
+                return effect.function(self._gather(effect.message))
+            case Send():
+                return self._send(effect)
+            case Recv():
+                return self._receive(effect)
+            case Record():
+                return self.on_record(effect) if self.on_record is not None else None
+            case Now():
+                return time.monotonic() - self._began_s
+            case Members():
+                return tuple(range(self.me.n))
+            case Sleep():
+                return time.sleep(effect.seconds)
+
+    def _agree(self, effect: Agree) -> Seen:
+        own = torch.tensor(effect.numbers, dtype=torch.float64)
+        rows = self._all(own, "agree").view(self.me.n, -1).tolist()
+        self.ledger.gathered([8 * len(effect.numbers)] * self.me.n, of=self.me.rank)
+        return Seen(rows=tuple((loss, weight, finite) for loss, weight, finite in rows))
+
+    def _gather(self, message: Message) -> list[Message]:
+        """What each worker gives, by rank."""
+        data = to_bytes(message)
+        sizes = [data.numel()] * self.me.n
+        if _varies(message.kinds):
+            sizes = self._all(torch.tensor([data.numel()]), "sizes").tolist()
+        padded = torch.nn.functional.pad(data, (0, max(sizes) - data.numel()))
+        rows = self._all(padded, "combine").view(self.me.n, -1)
+        self.ledger.gathered(sizes, of=self.me.rank)
+        return [
+            from_bytes(row[:size], message.kinds) for row, size in zip(rows, sizes, strict=True)
+        ]
+
+    def _all(self, own: torch.Tensor, what: str) -> torch.Tensor:
+        """The tensors of all workers, one after another; on the host."""
+        if self.world.group is None:
+            return own
+        own = own.to(self.world.device)
+        rows = own.new_empty(self.me.n * own.numel())
+        with self.world.record.inside(f"all_gather {what}", own, self.me.n):
+            dist.all_gather_into_tensor(rows, own, group=self.world.group)
+        return rows.cpu()
+
+    def _send(self, effect: Send) -> None:
+        data = to_bytes(effect.message)
+        self.ledger.sent(self.me.rank, effect.to, data.numel())
+        parts = [data]
+        if _varies(effect.message.kinds):
+            parts.insert(0, torch.tensor([data.numel()]))
+        for part in parts:
+            if part.numel():
+                moved = part.to(self.world.device)
+                work = dist.isend(moved, effect.to, group=self.world.group)
+                self._sending.append((work, moved))
+
+    def _receive(self, effect: Recv) -> Received:
+        assert effect.source != ANY, "a group does not receive from whoever comes first"
+        assert effect.timeout_s is None, "a group waits as long as the run's own limit"
+        size = torch.tensor([_size(effect.kinds)])
+        if _varies(effect.kinds):
+            size = self._take(size, effect.source)
+        data = self._take(torch.empty(int(size), dtype=torch.uint8), effect.source)
+        return Received(source=effect.source, message=from_bytes(data, effect.kinds))
+
+    def _take(self, into: torch.Tensor, source: int) -> torch.Tensor:
+        if into.numel():
+            into = into.to(self.world.device)
+            with self.world.record.inside("recv", into, 2):
+                dist.recv(into, source, group=self.world.group)
+        return into.cpu()
+
+
+def _varies(kinds: Kinds) -> bool:
+    """Whether the size of such a message is not known before."""
+    return any(form.length is None for kind, like in kinds for form in kind.form(like))
+
+
+def _size(kinds: Kinds) -> int:
+    forms: Sequence[Any] = [form for kind, like in kinds for form in kind.form(like)]
+    return sum((f.length or 0) * getattr(torch, f.dtype).itemsize for f in forms)
