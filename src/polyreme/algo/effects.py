@@ -39,12 +39,16 @@ class Computed:
     weight: float
 
     @property
-    def numbers(self) -> tuple[float, float, float]:
-        """What others must know of it: loss, weight, and whether all of it is finite."""
+    def is_finite(self) -> bool:
+        """Whether loss and gradient are."""
         import torch
 
-        finite = math.isfinite(self.loss) and bool(torch.isfinite(self.gradient).all())
-        return self.loss, self.weight, float(finite)
+        return math.isfinite(self.loss) and bool(torch.isfinite(self.gradient).all())
+
+    @property
+    def numbers(self) -> tuple[float, float, float]:
+        """What others must know of it: loss, weight, and whether all of it is finite."""
+        return self.loss, self.weight, float(self.is_finite)
 
 
 @dataclass(frozen=True, kw_only=True)

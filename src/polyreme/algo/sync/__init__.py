@@ -3,5 +3,7 @@
 from __future__ import annotations
 
 from .every_step import EveryStep as EveryStep
+from .local_steps import DiLoCo as DiLoCo
+from .local_steps import LocalSteps as LocalSteps
 
-Sync = EveryStep
+Sync = EveryStep | LocalSteps | DiLoCo
