@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
     import torch
@@ -36,6 +36,20 @@ class Draw:
         """A generator that all workers have."""
         return self._generator(0, device)
 
+    def uniform(self, like: torch.Tensor) -> torch.Tensor:
+        """Numbers of this worker in [0, 1), one for each entry, in float32 or as wide as these."""
+        import torch
+
+        dtype = torch.float64 if like.dtype == torch.float64 else torch.float32
+        return torch.rand(like.shape, dtype=dtype, generator=self.own()).to(like.device)
+
+    def seed_of(self, who: Literal["own", "shared"], device: torch.device) -> torch.Tensor:
+        """An int64 tensor of one number, from which a packet's receiver draws what was drawn."""
+        import torch
+
+        generator = self.shared() if who == "shared" else self.own()
+        return torch.randint(1 << 62, (1,), generator=generator).to(device)
+
     def _generator(self, who: int, device: torch.device | str) -> torch.Generator:
         import torch
 
@@ -45,6 +59,13 @@ class Draw:
         generator = torch.Generator(device)
         generator.manual_seed(mixed >> 1)
         return generator
+
+
+def of_seed(seed: torch.Tensor) -> torch.Generator:
+    """A generator that starts from such a number."""
+    import torch
+
+    return torch.Generator().manual_seed(int(seed))
 
 
 def _mixed(state: int, number: int) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -17,6 +18,11 @@ class Like(NamedTuple):
 
     shape: tuple[int, ...]
     dtype: str
+
+    @staticmethod
+    def of(tensor: torch.Tensor) -> Like:
+        """Those of a tensor."""
+        return Like(tuple(tensor.shape), str(tensor.dtype).removeprefix("torch."))
 
     @property
     def n_entries(self) -> int:
@@ -48,6 +54,17 @@ class Packet:
     def decode(self) -> torch.Tensor:
         """The tensor that the receiver sees."""
         return self.kind.decode(self.buffers, self.like)
+
+
+def added(packets: Sequence[Packet]) -> Packet:
+    """The packet of the sum, of packets whose compressor `adds`."""
+    first = packets[0]
+    assert all(packet.kind.adds for packet in packets), "packets of this compressor do not add"
+    columns = zip(*(packet.buffers for packet in packets), strict=True)
+    buffers = [
+        sum(each[1:], each[0]) if each[0].is_floating_point() else each[0] for each in columns
+    ]
+    return Packet(buffers=tuple(buffers), like=first.like, kind=first.kind)
 
 
 Kinds = tuple[tuple["CompressorKind", Like], ...]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 from ..packet import Buffer, Like
 from .kind import CompressorKind, State
@@ -14,9 +14,22 @@ if TYPE_CHECKING:
 
 
 class Dense(CompressorKind, frozen=True, kw_only=True, tag="Dense", tag_field="kind"):
-    """All entries as they are."""
+    """All entries as they are.
 
-    adds: ClassVar[bool] = True
+    Attributes:
+        per: Whether each tensor of the model is sent alone, or all of them as one vector.
+        dense_below: Says nothing here.
+    """
+
+    @property
+    def adds(self) -> bool:
+        """Always."""
+        return True
+
+    @property
+    def unbiased(self) -> bool:
+        """Always."""
+        return True
 
     def form(self, like: Like) -> tuple[Buffer, ...]:
         """The entries."""

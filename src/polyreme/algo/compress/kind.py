@@ -32,12 +32,27 @@ class CompressorKind(msgspec.Struct, frozen=True, kw_only=True):
     per: Literal["tensor", "model"] = "tensor"
     dense_below: Annotated[int, msgspec.Meta(ge=0)] = 0
 
-    adds: ClassVar[bool] = False
-    """Whether the sum of packets, buffer by buffer, is the packet of the sum."""
     sparse: ClassVar[bool] = False
     """Whether packets name the entries that they hold (`kept`)."""
     in_rounds: ClassVar[bool] = False
     """Whether it has no packets but a program of several messages (`exchange`)."""
+
+    @property
+    def adds(self) -> bool:
+        """Whether the sum of packets, buffer by buffer, is the packet of the sum.
+
+        Buffers of integers are then the same on all workers, and stay as they are.
+        """
+        return False
+
+    @property
+    def unbiased(self) -> bool:
+        """Whether the mean over all draws of what is decoded is what was encoded."""
+        return False
+
+    def at(self, step: int) -> CompressorKind:
+        """What it is in a step, the same on all workers: for options that change with time."""
+        return self
 
     def form(self, like: Like) -> tuple[Buffer, ...]:
         """The buffers of a packet of such a tensor."""

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import msgspec
 
 from .. import bits
 from ..packet import Buffer, Like
+from . import elias
 from .buckets import bucketed, n_buckets, spread
 from .kind import CompressorKind, State
+from .precision import shaped, wide, widened
 
 if TYPE_CHECKING:
     import torch
@@ -20,18 +22,29 @@ if TYPE_CHECKING:
 class QSGD(CompressorKind, frozen=True, kw_only=True, tag="QSGD", tag_field="kind"):
     """Each entry becomes a level of its bucket's norm, at random so that the mean is right.
 
-    Source: Alistarh et al. 2017, "QSGD", section 3.1 (bucketed: section 4). A level takes
-    log2(levels + 1) bits and a sign; the norm of each bucket is sent beside them.
+    Source: Alistarh et al. 2017, "QSGD", section 3.1 (bucketed: section 4); codes: section 3.2
+    and appendix A.2 (Code and Code'). The norm of each bucket is sent beside the levels.
+    Differs: norms are summed in float64; gaps run on from one bucket into the next. A bucket
+    that holds NaN or infinity decodes to NaN.
 
     Attributes:
         levels: Levels above zero.
         bucket: Entries that share a norm; 0 is the whole tensor.
+        coding: How levels are written: "fixed" takes as many bits for each as tell levels and
+            signs apart; "elias" names levels above zero and the gaps between them in Elias codes,
+            for few levels; "elias_dense" names all levels in Elias codes.
         per: Whether each tensor of the model is compressed alone, or all of them as one vector.
         dense_below: Tensors with fewer entries are sent as they are.
     """
 
     levels: Annotated[int, msgspec.Meta(ge=1, le=2**15)] = 15
     bucket: Annotated[int, msgspec.Meta(ge=0)] = 0
+    coding: Literal["fixed", "elias", "elias_dense"] = "fixed"
+
+    @property
+    def unbiased(self) -> bool:
+        """Always."""
+        return True
 
     @property
     def _width(self) -> int:
@@ -39,9 +52,10 @@ class QSGD(CompressorKind, frozen=True, kw_only=True, tag="QSGD", tag_field="kin
 
     def form(self, like: Like) -> tuple[Buffer, ...]:
         """Norms; levels with their sign, packed."""
+        fixed = bits.n_bytes(like.n_entries, self._width)
         return (
-            Buffer(like.dtype, n_buckets(like.n_entries, self.bucket)),
-            Buffer("uint8", bits.n_bytes(like.n_entries, self._width)),
+            Buffer(wide(like.dtype), n_buckets(like.n_entries, self.bucket)),
+            Buffer("uint8", fixed if self.coding == "fixed" else None),
         )
 
     def encode(
@@ -50,19 +64,60 @@ class QSGD(CompressorKind, frozen=True, kw_only=True, tag="QSGD", tag_field="kin
         """Levels, drawn."""
         import torch
 
-        flat = x.reshape(-1)
-        norms = bucketed(flat, self.bucket).norm(dim=1)
+        flat = widened(x)
+        rows = bucketed(flat, self.bucket)
+        norms = torch.linalg.vector_norm(rows, dim=1, dtype=torch.float64).to(flat.dtype)
         scale = spread(norms, flat.numel(), self.bucket)
-        level = torch.where(scale > 0, flat.abs() * self.levels / scale, torch.zeros_like(flat))
+        level = torch.where(scale > 0, flat.abs() / scale * self.levels, torch.zeros_like(flat))
         low = level.floor()
-        up = torch.rand(flat.shape, dtype=flat.dtype, generator=draw.own(), device="cpu")
-        level = (low + (up.to(flat.device) < level - low)).clamp(max=self.levels)
-        signed = level * flat.sign() + self.levels
-        return (norms, bits.pack(signed, self._width)), state
+        level = (low + (draw.uniform(flat) < level - low)).clamp(max=self.levels)
+        # What is not finite has no level; the norm beside it says so.
+        signed = (level * flat.sign()).nan_to_num(0.0).long()
+        return (norms, self._written(signed)), state
 
     def decode(self, buffers: tuple[torch.Tensor, ...], like: Like) -> torch.Tensor:
         """Levels times their norm."""
         norms, packed = buffers
-        signed = bits.unpack(packed, self._width, like.n_entries) - self.levels
+        signed = self._read(packed, like.n_entries)
         scale = spread(norms, like.n_entries, self.bucket)
-        return (signed.to(norms.dtype) * scale / self.levels).view(like.shape)
+        scale = scale.masked_fill(scale.isinf(), float("nan"))
+        return shaped(signed.to(norms.dtype) / self.levels * scale, like.shape, like.dtype)
+
+    def _written(self, signed: torch.Tensor) -> torch.Tensor:
+        import torch
+
+        if self.coding == "fixed":
+            return bits.pack(signed + self.levels, self._width)
+        sign = (signed < 0).long()
+        if self.coding == "elias_dense":
+            code, length = elias.codes(signed.abs() + 1)
+            # A level of zero has no sign.
+            signs = torch.stack([sign, (signed != 0).long()])
+            codes, lengths = torch.stack([code, signs[0]], 1), torch.stack([length, signs[1]], 1)
+        else:
+            where = signed.nonzero().squeeze(-1)
+            gap = elias.codes(where.diff(prepend=where.new_full((1,), -1)))
+            level = elias.codes(signed[where].abs())
+            codes = torch.stack([gap[0], sign[where], level[0]], 1)
+            lengths = torch.stack([gap[1], torch.ones_like(where), level[1]], 1)
+        return elias.write(codes.view(-1), lengths.view(-1))
+
+    def _read(self, packed: torch.Tensor, n_entries: int) -> torch.Tensor:
+        import torch
+
+        if self.coding == "fixed":
+            return bits.unpack(packed, self._width, n_entries) - self.levels
+        reader = elias.Reader(packed)
+        if self.coding == "elias_dense":
+            signed = (reader.value > 1).long()
+            at = reader.chain(reader.next + signed)[:n_entries]
+            sign = 1 - 2 * reader.bits[reader.next[at]]
+            return (reader.value[at] - 1) * sign
+        sign_at = reader.next.clamp(max=reader.end)
+        level_at = (sign_at + 1).clamp(max=reader.end)
+        at = reader.chain(reader.next[level_at])
+        where = reader.value[at].cumsum(0) - 1
+        level = reader.value[level_at[at]] * (1 - 2 * reader.bits[sign_at[at]])
+        out = torch.zeros(n_entries, dtype=torch.long, device=packed.device)
+        out[where] = level
+        return out

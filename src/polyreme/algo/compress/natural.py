@@ -1,0 +1,69 @@
+"""Entries rounded at random to powers of two."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from .. import bits
+from ..packet import Buffer, Like
+from .kind import CompressorKind, State
+from .precision import shaped, widened
+
+if TYPE_CHECKING:
+    import torch
+
+    from ..draw import Draw
+
+_WIDTH, _BIAS, _NOT_FINITE = 9, 127, 255
+
+
+class Natural(CompressorKind, frozen=True, kw_only=True, tag="Natural", tag_field="kind"):
+    """Each entry becomes the power of two below or above it, at random so that the mean is right.
+
+    Source: Horvath et al. 2022, "Natural Compression for Distributed Deep Learning", definition 1:
+    the sign and the exponent of float32, 9 bits an entry whatever its type.
+    Differs: magnitudes below 2**-126 become that or zero, as likely as makes the mean right; those
+    above the largest power of the type (2**127; 2**15 of float16) become that. NaN and
+    infinity decode to infinity.
+
+    Attributes:
+        per: Whether each tensor of the model is compressed alone, or all of them as one vector.
+        dense_below: Tensors with fewer entries are sent as they are.
+    """
+
+    @property
+    def unbiased(self) -> bool:
+        """But for magnitudes above the largest power of two."""
+        return True
+
+    def form(self, like: Like) -> tuple[Buffer, ...]:
+        """Exponents and signs."""
+        return (Buffer("uint8", bits.n_bytes(like.n_entries, _WIDTH)),)
+
+    def encode(
+        self, x: torch.Tensor, state: State, draw: Draw
+    ) -> tuple[tuple[torch.Tensor, ...], State]:
+        """Exponents, drawn."""
+        import torch
+
+        flat = widened(x)
+        size, finite = flat.abs(), flat.isfinite()
+        size = torch.where(finite, size, torch.zeros_like(size))
+        drawn = draw.uniform(flat)
+        part, exponent = torch.frexp(size)
+        power = exponent.long() - 1 + (drawn < 2 * part - 1)
+        power = power.clamp(max=15 if x.dtype == torch.float16 else _BIAS)
+        tiny = size < 2.0**-126
+        code = torch.where(tiny, (drawn < size.double() * 2.0**126).long(), power + _BIAS)
+        code = torch.where(finite, code, torch.full_like(code, _NOT_FINITE))
+        return (bits.pack(code | (flat < 0).long() << 8, _WIDTH),), state
+
+    def decode(self, buffers: tuple[torch.Tensor, ...], like: Like) -> torch.Tensor:
+        """The powers of two."""
+        import torch
+
+        code = bits.unpack(buffers[0], _WIDTH, like.n_entries)
+        sign, code = 1.0 - 2.0 * (code >> 8), code & 255
+        size = torch.ldexp(torch.ones_like(sign, dtype=torch.float64), code - _BIAS)
+        size = size.masked_fill(code == 0, 0.0).masked_fill(code == _NOT_FINITE, float("inf"))
+        return shaped(sign * size, like.shape, like.dtype)

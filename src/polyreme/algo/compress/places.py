@@ -1,0 +1,53 @@
+"""Which entries of a tensor a packet holds: their indices, or one bit an entry if that is less."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from .. import bits
+
+if TYPE_CHECKING:
+    import torch
+
+
+def n_bytes(k: int, n_entries: int) -> int:
+    """Bytes that say which k of all entries; none, where it is all of them."""
+    if k == n_entries:
+        return 0
+    return min(bits.n_bytes(k, bits.width(n_entries)), bits.n_bytes(n_entries, 1))
+
+
+def pack(where: torch.Tensor, n_entries: int) -> torch.Tensor:
+    """Indices in rising order, packed."""
+    import torch
+
+    k = where.numel()
+    if k == n_entries:
+        return torch.zeros(0, dtype=torch.uint8, device=where.device)
+    if _as_bits(k, n_entries):
+        return bits.pack(mask(where, n_entries), 1)
+    return bits.pack(where, bits.width(n_entries))
+
+
+def unpack(packed: torch.Tensor, k: int, n_entries: int) -> torch.Tensor:
+    """The indices that `pack` was given."""
+    import torch
+
+    if k == n_entries:
+        return torch.arange(n_entries, device=packed.device)
+    if _as_bits(k, n_entries):
+        return bits.unpack(packed, 1, n_entries).nonzero().squeeze(-1)
+    return bits.unpack(packed, bits.width(n_entries), k)
+
+
+def mask(where: torch.Tensor, n_entries: int) -> torch.Tensor:
+    """Booleans: whether an entry is among these."""
+    import torch
+
+    mask = torch.zeros(n_entries, dtype=torch.bool, device=where.device)
+    mask[where] = True
+    return mask
+
+
+def _as_bits(k: int, n_entries: int) -> bool:
+    return bits.n_bytes(n_entries, 1) < bits.n_bytes(k, bits.width(n_entries))

@@ -1,0 +1,27 @@
+"""Types that norms, means and maxima are had in."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import torch
+
+
+def wide(dtype: str) -> str:
+    """float64 for float64; float32 for all others, of which 16 bits are too few."""
+    return "float64" if dtype == "float64" else "float32"
+
+
+def widened(x: torch.Tensor) -> torch.Tensor:
+    """All entries as one vector in that type."""
+    import torch
+
+    return x.reshape(-1).to(torch.float64 if x.dtype == torch.float64 else torch.float32)
+
+
+def shaped(flat: torch.Tensor, shape: tuple[int, ...], dtype: str) -> torch.Tensor:
+    """A vector as a tensor of that shape and type."""
+    import torch
+
+    return flat.to(getattr(torch, dtype)).view(shape)

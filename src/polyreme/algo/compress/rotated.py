@@ -1,0 +1,117 @@
+"""A random rotation before another compressor."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Literal
+
+import msgspec
+
+from ..draw import of_seed
+from ..packet import Buffer, Like
+from .kind import CompressorKind, State
+from .natural import Natural
+from .one_bit import OneBit
+from .precision import shaped, wide, widened
+from .qsgd import QSGD
+from .random_k import RandomK
+from .sign import Sign
+from .tern_grad import TernGrad
+from .top_k import TopK
+
+if TYPE_CHECKING:
+    import torch
+
+    from ..draw import Draw
+
+Inner = QSGD | TernGrad | OneBit | Sign | Natural | RandomK | TopK
+
+
+class Rotated(CompressorKind, frozen=True, kw_only=True, tag="Rotated", tag_field="kind"):
+    """What another compressor makes of entries that a random rotation has made alike in size.
+
+    Source: Suresh et al. 2017, "Distributed Mean Estimation with Limited Communication", section
+    3: H D / sqrt(d), D with random signs that all workers share, H by the fast transform.
+    Differs: blocks are rotated each alone, so that at most one block is filled up with zeros; the
+    seed of the signs is sent (8 bytes). NaN or infinity is all that a receiver sees of its block.
+
+    Attributes:
+        inner: Compressor of the rotated entries; its own `per` and `dense_below` say nothing here.
+        block: Entries rotated together; fewer, where the tensor has fewer.
+        per: Whether each tensor of the model is compressed alone, or all of them as one vector.
+        dense_below: Tensors with fewer entries are sent as they are.
+    """
+
+    inner: Inner = QSGD()
+    block: Literal[64, 256, 1024, 4096, 16384, 65536] = 4096
+
+    @property
+    def adds(self) -> bool:
+        """If the inner compressor's packets do."""
+        return self.inner.adds
+
+    @property
+    def unbiased(self) -> bool:
+        """If the inner compressor is."""
+        return self.inner.unbiased
+
+    def at(self, step: int) -> Rotated:
+        """With the inner compressor of that step."""
+        return msgspec.structs.replace(self, inner=self.inner.at(step))
+
+    def init(self, like: Like) -> State:
+        """State of the inner compressor."""
+        return self.inner.init(self._rotated(like))
+
+    def form(self, like: Like) -> tuple[Buffer, ...]:
+        """The seed of the signs; the inner compressor's buffers."""
+        return (Buffer("int64", 1), *self.inner.form(self._rotated(like)))
+
+    def encode(
+        self, x: torch.Tensor, state: State, draw: Draw
+    ) -> tuple[tuple[torch.Tensor, ...], State]:
+        """What the inner compressor makes of rotated entries."""
+        import torch
+
+        flat, seed = widened(x), draw.seed_of("shared", x.device)
+        padded = torch.nn.functional.pad(flat, (0, -flat.numel() % self._size(flat.numel())))
+        rotated = self._turned(padded * _signs(seed, padded), flat.numel())
+        buffers, after = self.inner.encode(rotated, state, draw.at(0))
+        return (seed, *buffers), after
+
+    def decode(self, buffers: tuple[torch.Tensor, ...], like: Like) -> torch.Tensor:
+        """What the inner compressor meant, turned back."""
+        seed, *inner = buffers
+        rotated = self.inner.decode(tuple(inner), self._rotated(like))
+        flat = self._turned(rotated, like.n_entries) * _signs(seed, rotated)
+        return shaped(flat[: like.n_entries], like.shape, like.dtype)
+
+    def _size(self, n_entries: int) -> int:
+        return min(self.block, 1 << max(n_entries - 1, 0).bit_length())
+
+    def _rotated(self, like: Like) -> Like:
+        size = self._size(like.n_entries)
+        return Like((-(-like.n_entries // size) * size,), wide(like.dtype))
+
+    def _turned(self, flat: torch.Tensor, n_entries: int) -> torch.Tensor:
+        return hadamard(flat.view(-1, self._size(n_entries))).reshape(-1)
+
+
+def hadamard(rows: torch.Tensor) -> torch.Tensor:
+    """Each row times the Hadamard matrix of its length, a power of two, over the length's root."""
+    import torch
+
+    n, size = rows.shape
+    out, half = rows, 1
+    while half < size:
+        pairs = out.view(n, size // (2 * half), 2, half)
+        first, second = pairs[:, :, 0], pairs[:, :, 1]
+        out, half = torch.stack([first + second, first - second], 2).view(n, size), 2 * half
+    return out / math.sqrt(size)
+
+
+def _signs(seed: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+    import torch
+
+    drawn = torch.randint(2, like.shape, generator=of_seed(seed), dtype=torch.int8)
+    return (2 * drawn - 1).to(like.device, like.dtype)

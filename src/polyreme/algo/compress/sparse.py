@@ -1,0 +1,39 @@
+"""What every compressor has that sends some entries and leaves the others."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, ClassVar
+
+from ..packet import Like
+from . import places
+from .kind import CompressorKind
+
+if TYPE_CHECKING:
+    import torch
+
+
+class SparseKind(CompressorKind, frozen=True, kw_only=True):
+    """A compressor whose packets name entries; all others decode to zero."""
+
+    sparse: ClassVar[bool] = True
+
+    def held(
+        self, buffers: tuple[torch.Tensor, ...], like: Like
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Indices of the entries that a packet holds, in rising order, and their values."""
+        raise NotImplementedError
+
+    def decode(self, buffers: tuple[torch.Tensor, ...], like: Like) -> torch.Tensor:
+        """Zero but for the entries that were sent."""
+        import torch
+
+        where, values = self.held(buffers, like)
+        dtype = getattr(torch, like.dtype)
+        out = torch.zeros(like.n_entries, dtype=dtype, device=values.device)
+        out[where] = values.to(dtype)
+        return out.view(like.shape)
+
+    def kept(self, buffers: tuple[torch.Tensor, ...], like: Like) -> torch.Tensor:
+        """The entries that were sent."""
+        where, _ = self.held(buffers, like)
+        return places.mask(where, like.n_entries).view(like.shape)

@@ -1,0 +1,84 @@
+"""Entries rounded at random to zero or the largest magnitude."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import msgspec
+
+from ..packet import Buffer, Like
+from .kind import CompressorKind, State
+from .precision import shaped, wide, widened
+
+if TYPE_CHECKING:
+    import torch
+
+    from ..draw import Draw
+
+_POWERS = (1, 3, 9, 27, 81)
+
+
+class TernGrad(CompressorKind, frozen=True, kw_only=True, tag="TernGrad", tag_field="kind"):
+    """Each entry becomes zero or plus or minus the largest magnitude s, with chance |x| / s.
+
+    Source: Wen et al. 2017, "TernGrad", equations 1 to 3 and 11 (clipping). Five entries are one
+    byte, where the paper counts two bits an entry.
+    Differs: entries are not clipped where all are equal (or there is one), as their deviation is
+    zero. A tensor that holds NaN or infinity decodes to NaN.
+
+    Attributes:
+        clip: Entries are first cut to so many standard deviations of all (of the population, about
+            their mean), as in the paper, which makes the mean over draws that of cut entries;
+            null leaves them, and the mean right.
+        per: Whether each tensor of the model is compressed alone, or all of them as one vector.
+        dense_below: Tensors with fewer entries are sent as they are.
+    """
+
+    clip: Annotated[float, msgspec.Meta(gt=0)] | None = 2.5
+
+    @property
+    def unbiased(self) -> bool:
+        """Unless entries are cut."""
+        return self.clip is None
+
+    def form(self, like: Like) -> tuple[Buffer, ...]:
+        """The largest magnitude; five entries a byte."""
+        return (Buffer(wide(like.dtype), 1), Buffer("uint8", -(-like.n_entries // 5)))
+
+    def encode(
+        self, x: torch.Tensor, state: State, draw: Draw
+    ) -> tuple[tuple[torch.Tensor, ...], State]:
+        """Zeros and signs, drawn."""
+        import torch
+
+        flat = widened(x)
+        if not flat.numel():
+            return (flat.new_zeros(1), flat.new_zeros(0, dtype=torch.uint8)), state
+        if self.clip is not None:
+            deviation = float(flat.double().std(correction=0))
+            if not deviation <= torch.finfo(flat.dtype).eps * float(flat.abs().max()):
+                flat = flat.clamp(-self.clip * deviation, self.clip * deviation)
+        scale = flat.abs().max()
+        drawn = (draw.uniform(flat) * scale < flat.abs()).long()
+        signed = drawn * flat.sign().nan_to_num(0.0).long()
+        return (scale.view(1), _pack(signed + 1)), state
+
+    def decode(self, buffers: tuple[torch.Tensor, ...], like: Like) -> torch.Tensor:
+        """Signs times the largest magnitude."""
+        scale, packed = buffers
+        scale = scale.masked_fill(scale.isinf(), float("nan"))
+        signed = _unpack(packed, like.n_entries) - 1
+        return shaped(signed.to(scale.dtype) * scale, like.shape, like.dtype)
+
+
+def _pack(digits: torch.Tensor) -> torch.Tensor:
+    """Digits to base 3, five of them a byte."""
+    import torch
+
+    fives = torch.nn.functional.pad(digits, (0, -digits.numel() % 5)).view(-1, 5)
+    return (fives * fives.new_tensor(_POWERS)).sum(1).to(torch.uint8)
+
+
+def _unpack(packed: torch.Tensor, n_entries: int) -> torch.Tensor:
+    fives = packed.long().unsqueeze(1) // packed.new_tensor(_POWERS) % 3
+    return fives.view(-1)[:n_entries]
