@@ -64,11 +64,15 @@ def combined(
     """The aggregate over all workers of what each has, and the next state."""
     import torch
 
-    feedback, made = algorithm.feedback, parts(algorithm.compress, me.layout, name(vector))
+    feedback = algorithm.feedback
+    compress = algorithm.compress.at(turn.step)
+    if feedback.sends_all(turn):
+        compress = Dense(per=compress.per)
+    made = parts(compress, me.layout, name(vector))
     prepared, kept = feedback.prepare(vector, state["feedback"], turn)
     aggregated = state["aggregate"]
     out, sent = torch.empty_like(vector), torch.empty_like(vector)
-    named = torch.ones_like(vector, dtype=torch.bool)
+    named = torch.zeros_like(vector, dtype=torch.bool)
     compressors = dict(state["compress"])
 
     def combining(tensors: Sequence[torch.Tensor]) -> Program[list[torch.Tensor]]:
@@ -81,10 +85,12 @@ def combined(
         xs = [_of(prepared, made[index]) for index in rounds]
         states = [compressors[str(index)] for index in rounds]
         draws = [me.draw(turn.step).at(index) for index in rounds]
-        outs, own, after = yield from algorithm.compress.exchange(xs, states, draws, combining, me)
+        outs, own, after = yield from compress.exchange(xs, states, draws, combining, me)
         for index, mean, seen, each in zip(rounds, outs, own, after, strict=True):
             _of(out, made[index]).copy_(mean)
             _of(sent, made[index]).copy_(seen)
+            if compress.sparse:
+                _of(named, made[index]).copy_(seen != 0)
             compressors[str(index)] = each
     packets, places = [], []
     for index, part in enumerate(made):

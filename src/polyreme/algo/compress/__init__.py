@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from .ada_comp import AdaComp as AdaComp
+from .atomo import ATOMO as ATOMO
 from .cast import Cast as Cast
 from .count_sketch import CountSketch as CountSketch
 from .dense import Dense as Dense
+from .g_top_k import GTopK as GTopK
 from .natural import Natural as Natural
 from .one_bit import OneBit as OneBit
+from .power_sgd import PowerSGD as PowerSGD
 from .qsgd import QSGD as QSGD
 from .random_k import RandomK as RandomK
 from .rotated import Rotated as Rotated
@@ -36,4 +39,7 @@ Compressor = (
     | STC
     | Rotated
     | CountSketch
+    | GTopK
+    | PowerSGD
+    | ATOMO
 )

@@ -43,5 +43,7 @@ class ErrorFeedback(FeedbackKind, frozen=True, kw_only=True, tag="ErrorFeedback"
     def receive(
         self, combined: torch.Tensor, state: State, turn: Turn
     ) -> tuple[torch.Tensor, State]:
-        """The mean, as a gradient."""
-        return combined / (turn.lr if self.rate == "inside" else 1.0), state
+        """The mean, as a gradient; at a rate of 0 steps are none, and what was sent is lost."""
+        if self.rate == "outside":
+            return combined, state
+        return (combined / turn.lr if turn.lr else combined.new_zeros(combined.shape)), state

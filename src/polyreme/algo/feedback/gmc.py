@@ -17,7 +17,7 @@ class GMC(FeedbackKind, frozen=True, kw_only=True, tag="GMC", tag_field="kind"):
     Source: Zhao et al. 2019, "Global Momentum Compression for Sparse Communication in Distributed
     Learning", algorithm 1: p = e + g - beta / lr (w_t - w_{t-1}).
     Differs: as the last step was -lr' a of the last aggregate a, its share is beta a lr' / lr,
-    which needs no former weights.
+    which needs no former weights. At a rate of 0 there is no such share.
 
     Attributes:
         momentum: Share of the last global step.
@@ -35,7 +35,8 @@ class GMC(FeedbackKind, frozen=True, kw_only=True, tag="GMC", tag_field="kind"):
         self, gradient: torch.Tensor, state: State, turn: Turn
     ) -> tuple[torch.Tensor, State]:
         """The gradient, what was not sent, and the last global step."""
-        return state["error"] + gradient + state["last_step"] * (self.momentum / turn.lr), state
+        share = self.momentum / turn.lr if turn.lr else 0.0
+        return state["error"] + gradient + state["last_step"] * share, state
 
     def settle(
         self, prepared: torch.Tensor, sent: torch.Tensor, kept: torch.Tensor, state: State

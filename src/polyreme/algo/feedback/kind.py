@@ -44,6 +44,10 @@ class FeedbackKind(msgspec.Struct, frozen=True, kw_only=True):
         """Where the gradient is taken."""
         return params
 
+    def sends_all(self, turn: Turn) -> bool:
+        """Whether nothing is compressed in this turn; the same on all workers."""
+        return False
+
     def prepare(
         self, gradient: torch.Tensor, state: State, turn: Turn
     ) -> tuple[torch.Tensor, State]:
@@ -55,7 +59,7 @@ class FeedbackKind(msgspec.Struct, frozen=True, kw_only=True):
     ) -> State:
         """The state once the others see `sent` where `prepared` was meant.
 
-        `kept` marks the entries that the packets named; all, where these are not sparse.
+        `kept` marks the entries that sparse packets named; none, where packets are not sparse.
         """
         return state
 

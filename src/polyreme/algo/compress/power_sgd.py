@@ -1,0 +1,120 @@
+"""Matrices as a product of two thin ones, by one step of power iteration."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
+
+import msgspec
+
+from ..packet import Like
+from .kind import Combining, CompressorKind, State
+
+if TYPE_CHECKING:
+    import torch
+
+    from ..draw import Draw
+    from ..effects import Program
+    from ..worker import Worker
+
+
+class PowerSGD(CompressorKind, frozen=True, kw_only=True, tag="PowerSGD", tag_field="kind"):
+    """The mean over workers at a low rank: P Q^T, with P orthonormal; both factors add.
+
+    Tensors are matrices of their first dimension by all others. Vectors, and matrices whose
+    factors would be no smaller than they are, go dense. Entries that are not finite make the
+    whole matrix so, and the next step starts from new directions.
+
+    Source: Vogels, Karimireddy and Jaggi 2019, "PowerSGD", algorithm 1; a worker's own share is
+    P Q_k^T of its own factor Q_k, as in algorithm 2.
+    Differs: P is made orthonormal by Householder reflections instead of Gram-Schmidt, which spans
+    the same space. Directions that the last step left at zero are drawn anew.
+
+    Attributes:
+        rank: Columns of the factors.
+        warm: Whether a step starts from the last one's directions; if not, from drawn ones.
+        per: Tensors alone, as a vector of all of them has no rows.
+        dense_below: Tensors with fewer entries are sent as they are.
+    """
+
+    in_rounds: ClassVar[bool] = True
+    rank: Annotated[int, msgspec.Meta(ge=1)] = 2
+    warm: bool = True
+    per: Literal["tensor"] = "tensor"
+
+    def init(self, like: Like) -> State:
+        """No directions yet."""
+        import torch
+
+        if not gains(like.shape, self.rank):
+            return {}
+        columns = like.n_entries // like.shape[0]
+        return {"directions": torch.zeros(columns, self.rank, dtype=getattr(torch, like.dtype))}
+
+    def exchange(
+        self,
+        xs: Sequence[torch.Tensor],
+        states: Sequence[State],
+        draws: Sequence[Draw],
+        combining: Combining,
+        me: Worker,
+    ) -> Program[tuple[list[torch.Tensor], list[torch.Tensor], list[State]]]:
+        """P of all workers and what goes dense, then Q of all workers."""
+        outs, own, after = list(xs), list(xs), [dict(state) for state in states]
+        low = [i for i, x in enumerate(xs) if gains(tuple(x.shape), self.rank)]
+        plain = [i for i in range(len(xs)) if i not in set(low)]
+        matrices = [_matrix(xs[i]) for i in low]
+        starts = [
+            self._start(states[i], draws[i]).to(m) for i, m in zip(low, matrices, strict=True)
+        ]
+        lefts = [(m @ q).to(xs[0].dtype) for m, q in zip(matrices, starts, strict=True)]
+        first = yield from combining([*lefts, *(xs[i] for i in plain)])
+        for i, mean in zip(plain, first[len(low) :], strict=True):
+            outs[i] = mean
+        if not low:
+            return outs, own, after
+        bases = [orthonormal(p.to(m)) for p, m in zip(first[: len(low)], matrices, strict=True)]
+        rights = [(m.T @ p).to(xs[0].dtype) for m, p in zip(matrices, bases, strict=True)]
+        means = yield from combining(rights)
+        for i, p, q, mean in zip(low, bases, rights, means, strict=True):
+            outs[i] = (p @ mean.to(p).T).to(xs[i].dtype).view(xs[i].shape)
+            own[i] = (p @ q.to(p).T).to(xs[i].dtype).view(xs[i].shape)
+            after[i] = {"directions": mean}
+        return outs, own, after
+
+    def _start(self, state: State, draw: Draw) -> torch.Tensor:
+        """Directions that all workers start from."""
+        import torch
+
+        last: torch.Tensor = state["directions"]
+        drawn = torch.randn(last.shape, generator=draw.shared(), dtype=torch.float64).to(last)
+        lengths = last.abs().sum(0)
+        usable = torch.isfinite(lengths) & (lengths > 0) & self.warm
+        return torch.where(usable, last, drawn)
+
+
+def gains(shape: tuple[int, ...], rank: int) -> bool:
+    """Whether factors of that rank hold less than a tensor of that shape."""
+    rows, columns = sides(shape)
+    return rank * (rows + columns) < rows * columns
+
+
+def sides(shape: tuple[int, ...]) -> tuple[int, int]:
+    """Rows and columns of a tensor as a matrix; one column for a vector."""
+    n_rows = shape[0] if shape else 1
+    return n_rows, Like(shape[1:], "").n_entries
+
+
+def orthonormal(columns: torch.Tensor) -> torch.Tensor:
+    """Orthonormal columns that span the same space, filled up where that has fewer dimensions."""
+    import torch
+
+    basis: torch.Tensor = torch.linalg.qr(columns).Q
+    return basis
+
+
+def _matrix(x: torch.Tensor) -> torch.Tensor:
+    import torch
+
+    wide = torch.promote_types(x.dtype, torch.float32)
+    return x.reshape(x.shape[0], -1).to(wide)
