@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from ..errors import ConfigError
 from .compress.dense import Dense
 from .compress.kind import CompressorKind
 from .effects import Program
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     import torch
 
     from .compose import DataParallel
+    from .draw import Draw
     from .vector import Layout
     from .worker import Worker
 
@@ -49,12 +51,20 @@ def parts(kind: CompressorKind, layout: Layout, dtype: str) -> tuple[Part, ...]:
 
 
 def init(algorithm: DataParallel, params: torch.Tensor, me: Worker) -> State:
-    """State of a worker's exchanges before the first."""
+    """State of a worker's exchanges before the first.
+
+    Raises:
+        ConfigError: The topology is not for so many workers, or not for the other members.
+    """
+    found = algorithm.topology.check(me.n, algorithm)
+    if found:
+        raise ConfigError(found)
     made = parts(algorithm.compress, me.layout, name(params))
     return {
         "feedback": algorithm.feedback.init(params),
         "compress": {str(index): part.kind.init(part.like) for index, part in enumerate(made)},
         "aggregate": algorithm.aggregate.init(params),
+        "topology": algorithm.topology.init(algorithm, params, me),
     }
 
 
@@ -70,14 +80,16 @@ def combined(
         compress = Dense(per=compress.per)
     made = parts(compress, me.layout, name(vector))
     prepared, kept = feedback.prepare(vector, state["feedback"], turn)
-    aggregated = state["aggregate"]
+    aggregated, topology = state["aggregate"], state["topology"]
     out, sent = torch.empty_like(vector), torch.empty_like(vector)
     named = torch.zeros_like(vector, dtype=torch.bool)
     compressors = dict(state["compress"])
 
     def combining(tensors: Sequence[torch.Tensor]) -> Program[list[torch.Tensor]]:
         nonlocal aggregated
-        result, aggregated = yield from _aggregate(algorithm, dense(tensors), aggregated)
+        result, aggregated, _ = yield from _aggregate(
+            algorithm, dense(tensors), aggregated, topology, me, None
+        )
         return result
 
     rounds = [index for index, part in enumerate(made) if part.kind.in_rounds]
@@ -108,12 +120,37 @@ def combined(
             _of(named, part).copy_(part.kind.kept(buffers, part.like))
     if packets:
         message = Message(packets=tuple(packets))
-        decoded, aggregated = yield from _aggregate(algorithm, message, aggregated)
+        back = None if feedback.sends_all(turn) else me.draw(turn.step).at(len(made))
+        decoded, aggregated, topology = yield from _aggregate(
+            algorithm, message, aggregated, topology, me, back
+        )
         for part, mean in zip(places, decoded, strict=True):
             _of(out, part).copy_(mean)
     kept = feedback.settle(prepared, sent, named, kept)
     out, kept = feedback.receive(out, kept, turn)
-    return out, {"feedback": kept, "compress": compressors, "aggregate": aggregated}
+    return out, {
+        "feedback": kept,
+        "compress": compressors,
+        "aggregate": aggregated,
+        "topology": topology,
+    }
+
+
+def own(
+    algorithm: DataParallel, vector: torch.Tensor, state: State, turn: Turn
+) -> tuple[torch.Tensor, State]:
+    """What the rule is given where gradients stay with their worker (gossip), and the next state.
+
+    Feedback finds that all was sent, so that its momentum, if it owns one, is this worker's own.
+    """
+    import torch
+
+    feedback = algorithm.feedback
+    prepared, kept = feedback.prepare(vector, state["feedback"], turn)
+    none = torch.zeros_like(vector, dtype=torch.bool)
+    kept = feedback.settle(prepared, prepared, none, kept)
+    out, kept = feedback.receive(prepared, kept, turn)
+    return out, {**state, "feedback": kept}
 
 
 def dense(tensors: Sequence[torch.Tensor]) -> Message:
@@ -127,22 +164,41 @@ def dense(tensors: Sequence[torch.Tensor]) -> Message:
 
 
 def _aggregate(
-    algorithm: DataParallel, message: Message, state: State
-) -> Program[tuple[list[torch.Tensor], State]]:
-    """The aggregate of a message's tensors over all workers, and the aggregator's next state."""
+    algorithm: DataParallel,
+    message: Message,
+    state: State,
+    topology: State,
+    me: Worker,
+    draw: Draw | None,
+) -> Program[tuple[list[torch.Tensor], State, State]]:
+    """Aggregates of a message's tensors over all workers; aggregator's and topology's next state.
+
+    Where packets add and the aggregate is their mean, they may be summed on the way. `draw` is for
+    packets of the way back, which without one are dense.
+    """
     import torch
+
+    via, aggregate = algorithm.topology, algorithm.aggregate
 
     def function(messages: Sequence[Message]) -> tuple[torch.Tensor, State]:
         rows = [
             torch.cat([packet.decode().reshape(-1) for packet in each.packets]) for each in messages
         ]
-        out, after, _ = algorithm.aggregate.combine(rows, state)
+        out, after, _ = aggregate.combine(rows, state)
         return out, after
 
-    flat, after = yield from algorithm.topology.combine(message, function)
+    adds = aggregate.is_mean and all(packet.kind.adds for packet in message.packets)
+    if adds and not (via.at_servers and draw is not None and via.compresses_back):
+        total = yield from via.sum(message, me)
+        return [packet.decode() / me.n for packet in total.packets], state, topology
+    if via.at_servers:
+        means, after, topology = yield from via.serve(message, function, topology, me, draw)
+        return means, state if after is None else after, topology
+    flat, after = yield from via.combine(message, function, me)
     sizes = [packet.like.n_entries for packet in message.packets]
     shapes = [packet.like.shape for packet in message.packets]
-    return [x.view(s) for x, s in zip(flat.split(sizes), shapes, strict=True)], after
+    means = [x.view(s) for x, s in zip(flat.split(sizes), shapes, strict=True)]
+    return means, after, topology
 
 
 def _of(vector: torch.Tensor, part: Part) -> torch.Tensor:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import msgspec
 
@@ -15,6 +15,11 @@ State = dict[str, Any]
 
 class AggregatorKind(msgspec.Struct, frozen=True, kw_only=True):
     """An aggregator makes one vector of the workers' vectors; its state is equal on all workers."""
+
+    is_mean: ClassVar[bool] = False
+    """Whether it is the plain mean, which sums made on the way give too."""
+    by_entry: ClassVar[bool] = False
+    """Whether each entry depends on the same entry of the rows alone: it can be made in shares."""
 
     def init(self, like: torch.Tensor) -> State:
         """State before the first aggregate."""

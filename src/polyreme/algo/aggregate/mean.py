@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from .kind import AggregatorKind, State
 
@@ -13,6 +13,9 @@ if TYPE_CHECKING:
 
 class Mean(AggregatorKind, frozen=True, kw_only=True, tag="Mean", tag_field="kind"):
     """The mean of all workers, summed in their order."""
+
+    is_mean: ClassVar[bool] = True
+    by_entry: ClassVar[bool] = True
 
     def combine(
         self, rows: Sequence[torch.Tensor], state: State

@@ -1,4 +1,4 @@
-"""Synchronous training: gradients are averaged at every step."""
+"""Synchronous training: an exchange at every step."""
 
 from __future__ import annotations
 
@@ -17,7 +17,10 @@ if TYPE_CHECKING:
 
 
 class EveryStep(SyncKind, frozen=True, kw_only=True, tag="EveryStep", tag_field="kind"):
-    """All replicas average their gradients at every step (synchronous SGD)."""
+    """All replicas average their gradients at every step (synchronous SGD).
+
+    Under gossip each steps along its own gradient, then models are mixed.
+    """
 
     def init(self, algorithm: DataParallel, params: torch.Tensor, me: Worker) -> State:
         """Parameters, the rule's state and that of exchanges."""
@@ -29,7 +32,7 @@ class EveryStep(SyncKind, frozen=True, kw_only=True, tag="EveryStep", tag_field=
         }
 
     def round(self, algorithm: DataParallel, state: State, me: Worker) -> Program[State]:
-        """A gradient, its exchange, an update."""
+        """A gradient, its exchange, an update; under gossip, an update and the model's exchange."""
         params, step = state["params"], state["step"]
         turn = Turn(step=step, lr=me.lr(step))
         at = algorithm.feedback.at(params, state["exchange"]["feedback"])
@@ -40,11 +43,21 @@ class EveryStep(SyncKind, frozen=True, kw_only=True, tag="EveryStep", tag_field=
         if seen.skipped:
             return after
         gradient = own.gradient * seen.share(me.rank)
-        gradient, after["exchange"] = yield from exchange.combined(
-            algorithm, gradient, state["exchange"], me, turn
-        )
+        topology = algorithm.topology
+        if topology.exact:
+            gradient, exchanged = yield from exchange.combined(
+                algorithm, gradient, state["exchange"], me, turn
+            )
+        else:
+            gradient, exchanged = exchange.own(algorithm, gradient, state["exchange"], turn)
         delta, after["rule"] = yield from settled(
             algorithm.rule.update(gradient, state["rule"], params, lr=turn.lr, layout=me.layout)
         )
         after["params"] = params + delta
+        if not topology.exact:
+            after["params"], mixed = yield from topology.mix(
+                after["params"], exchanged["topology"], me, turn, algorithm
+            )
+            exchanged = {**exchanged, "topology": mixed}
+        after["exchange"] = exchanged
         return after

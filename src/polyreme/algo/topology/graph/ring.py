@@ -1,0 +1,13 @@
+"""A ring."""
+
+from __future__ import annotations
+
+from .kind import GraphKind
+
+
+class RingGraph(GraphKind, frozen=True, kw_only=True, tag="Ring", tag_field="kind"):
+    """Each worker with the one before and the one after: a third of each, from three workers on."""
+
+    def neighbours(self, n: int, step: int, seed: int) -> list[set[int]]:
+        """The one before and the one after."""
+        return [{(i - 1) % n, (i + 1) % n} - {i} for i in range(n)]
