@@ -6,7 +6,6 @@ from collections.abc import Callable, Generator, Iterable
 from typing import Any
 
 import torch
-from torch.distributed.tensor import DTensor
 
 from .effects import together
 from .rule.kind import RuleKind
@@ -78,4 +77,7 @@ class RuleOptimizer(torch.optim.Optimizer):
 
 
 def _local(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor.detach()
+    """This device's part of a tensor that is sharded (a DTensor); any other as it is."""
+    to_local = getattr(tensor, "to_local", None)
+    local: torch.Tensor = tensor.detach() if to_local is None else to_local()
+    return local

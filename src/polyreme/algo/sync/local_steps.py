@@ -76,14 +76,24 @@ class LocalSteps(SyncKind, frozen=True, kw_only=True, tag="LocalSteps", tag_fiel
             seen: Seen = yield Agree(numbers=own.numbers)
             yield Record(step=number + 1, seen=seen, lr=me.lr(number))
         turn = Turn(step=state["round"], lr=1.0)
-        way, exchanged = yield from exchange.combined(
-            algorithm, start - params, state["exchange"], me, turn
-        )
+        topology, way = algorithm.topology, start - params
+        if topology.exact:
+            way, exchanged = yield from exchange.combined(
+                algorithm, way, state["exchange"], me, turn
+            )
+        else:
+            way, exchanged = exchange.own(algorithm, way, state["exchange"], turn)
         delta, outer = yield from settled(
             self.outer.update(way, state["outer"], start, lr=self.outer.lr, layout=me.layout)
         )
+        params = start + delta
+        if not topology.exact:
+            params, mixed = yield from topology.mix(
+                params, exchanged["topology"], me, turn, algorithm
+            )
+            exchanged = {**exchanged, "topology": mixed}
         return {
-            "params": start + delta,
+            "params": params,
             "rule": rule if self.keep_momentum else algorithm.rule.init(start),
             "outer": outer,
             "exchange": exchanged,
