@@ -167,7 +167,7 @@ class World:
     def _all(self, effects: Sequence[Effect]) -> list[Any]:
         """The answers to an effect that all workers have at once."""
         if all(isinstance(effect, Agree) for effect in effects):
-            return [Seen(rows=tuple(effect.numbers for effect in effects))] * self.n
+            return [Seen.of([effect.batches for effect in effects])] * self.n
         assert all(isinstance(effect, Combine) for effect in effects), f"cannot go on: {effects}"
         messages = [
             from_bytes(self._sent(rank, effect.message), effect.message.kinds)

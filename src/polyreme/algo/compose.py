@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import msgspec
 
 from .aggregate import Aggregator
@@ -26,6 +28,9 @@ class DataParallel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         compress: In what form.
         feedback: What becomes of what compression takes away.
         aggregate: How many vectors become one.
+        local_clip_norm: Bound on the norm of the whole gradient that workers' bounds add up to:
+            each worker's own is held to this over the root of the number of workers, before
+            anything else. Source: Lin et al. 2018, section 3.2.
     """
 
     rule: Rule = AdamW()
@@ -34,3 +39,4 @@ class DataParallel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     compress: Compressor = Dense()
     feedback: Feedback = NoFeedback()
     aggregate: Aggregator = Mean()
+    local_clip_norm: Annotated[float, msgspec.Meta(gt=0)] | None = None

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 if TYPE_CHECKING:
     import torch
@@ -32,11 +32,12 @@ class Compute:
 
 @dataclass(frozen=True, kw_only=True)
 class Computed:
-    """A mean gradient over `weight` labels that carry loss, whose mean loss is `loss`."""
+    """A mean gradient over `weight` labels of `n_samples` samples; `loss` is their mean loss."""
 
     gradient: torch.Tensor
     loss: float
     weight: float
+    n_samples: int = 0
 
     @property
     def is_finite(self) -> bool:
@@ -46,36 +47,56 @@ class Computed:
         return math.isfinite(self.loss) and bool(torch.isfinite(self.gradient).all())
 
     @property
-    def numbers(self) -> tuple[float, float, float]:
-        """What others must know of it: loss, weight, and whether all of it is finite."""
-        return self.loss, self.weight, float(self.is_finite)
+    def numbers(self) -> Numbers:
+        """What others must know of it."""
+        return Numbers(self.loss, self.weight, float(self.is_finite), float(self.n_samples))
+
+
+class Numbers(NamedTuple):
+    """Of one worker's batch: mean loss, labels that carry loss, whether all is finite, samples."""
+
+    loss: float = 0.0
+    weight: float = 0.0
+    finite: float = 1.0
+    n_samples: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True)
 class Agree:
-    """A few numbers that every worker tells all others; answered with a `Seen`.
+    """What every worker tells all others of its last batches, as many on all of them.
 
-    What else all must know at that point (wishes to stop, parts of a checkpoint) rides with it.
+    Answered with a `Seen` for each batch. What else all must know at that point (wishes to stop,
+    parts of a checkpoint) rides with it.
     """
 
-    numbers: tuple[float, float, float]
+    batches: tuple[Numbers, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Seen:
-    """Loss, weight and finiteness of each worker's gradient, in order of workers."""
+    """What all workers told of one batch each, in order of workers."""
 
-    rows: tuple[tuple[float, float, float], ...]
+    rows: tuple[Numbers, ...]
+
+    @staticmethod
+    def of(told: Sequence[Sequence[Numbers]]) -> tuple[Seen, ...]:
+        """One for each batch, from what each worker told of its own."""
+        return tuple(Seen(rows=rows) for rows in zip(*told, strict=True))
 
     @property
     def weight(self) -> float:
         """Labels that carry loss, over all workers."""
-        return sum(weight for _, weight, _ in self.rows)
+        return sum(row.weight for row in self.rows)
+
+    @property
+    def n_samples(self) -> int:
+        """Samples, over all workers."""
+        return int(sum(row.n_samples for row in self.rows))
 
     @property
     def bad(self) -> tuple[int, ...]:
         """Workers whose loss or gradient is not finite."""
-        return tuple(rank for rank, (_, _, finite) in enumerate(self.rows) if not finite)
+        return tuple(rank for rank, row in enumerate(self.rows) if not row.finite)
 
     @property
     def skipped(self) -> bool:
@@ -87,20 +108,25 @@ class Seen:
         """Mean loss over all labels."""
         if self.skipped:
             return None
-        return sum(loss * weight for loss, weight, _ in self.rows if weight) / self.weight
+        return sum(row.loss * row.weight for row in self.rows if row.weight) / self.weight
 
     def share(self, rank: int) -> float:
         """What a worker multiplies its mean gradient with, so that the plain mean is right."""
-        return self.rows[rank][1] * len(self.rows) / self.weight
+        return self.rows[rank].weight * len(self.rows) / self.weight
 
 
 @dataclass(frozen=True, kw_only=True)
 class Record:
-    """What a step came to, for the log; answered with nothing."""
+    """What a step came to, for the log; answered with nothing.
+
+    `step` counts from 1; `grad_norm` is of the gradient that the rule was given, where all of
+    them were given the same.
+    """
 
     step: int
     seen: Seen
     lr: float
+    grad_norm: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,7 +13,8 @@ from .vector import Layout
 class Worker:
     """One worker: its number of all, its vector's layout, and what all share.
 
-    `lr` gives the learning rate of a step.
+    `lr` gives the learning rate of a step, `clip_norm` bounds the norm of a gradient that the rule
+    is given; `n_samples` are those of the worker's own data (0: all workers share one order).
     """
 
     rank: int
@@ -21,6 +22,8 @@ class Worker:
     layout: Layout
     seed: int
     lr: Callable[[int], float]
+    clip_norm: float | None = None
+    n_samples: int = 0
 
     def draw(self, step: int) -> Draw:
         """Random numbers of a step."""

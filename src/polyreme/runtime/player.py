@@ -20,6 +20,7 @@ from ..algo.effects import (
     Effect,
     Members,
     Now,
+    Numbers,
     Received,
     Record,
     Recv,
@@ -96,11 +97,11 @@ class Player:
             case Sleep():
                 return time.sleep(effect.seconds)
 
-    def _agree(self, effect: Agree) -> Seen:
-        own = torch.tensor(effect.numbers, dtype=torch.float64)
-        rows = self._all(own, "agree").view(self.me.n, -1).tolist()
-        self.ledger.gathered([8 * len(effect.numbers)] * self.me.n, of=self.me.rank)
-        return Seen(rows=tuple((loss, weight, finite) for loss, weight, finite in rows))
+    def _agree(self, effect: Agree) -> tuple[Seen, ...]:
+        own = torch.tensor(effect.batches, dtype=torch.float64)
+        told = self._all(own.reshape(-1), "agree").view(self.me.n, *own.shape).tolist()
+        self.ledger.gathered([own.numel() * own.element_size()] * self.me.n, of=self.me.rank)
+        return Seen.of([[Numbers(*batch) for batch in rows] for rows in told])
 
     def _gather(self, message: Message) -> list[Message]:
         """What each worker gives, by rank."""

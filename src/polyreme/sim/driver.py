@@ -152,9 +152,9 @@ class Simulation:
         assert len({type(each) for each in effects}) == 1, "all workers play the same program"
         answer: Any
         if isinstance(effect, Agree):
-            told = [each.numbers for each in effects if isinstance(each, Agree)]
-            sizes = [8 * len(numbers) for numbers in told]
-            answer = Seen(rows=tuple(told))
+            told = [each.batches for each in effects if isinstance(each, Agree)]
+            sizes = [8 * sum(map(len, batches)) for batches in told]
+            answer = Seen.of(told)
         else:
             messages = [each.message for each in effects if isinstance(each, Combine)]
             sizes = [message.nbytes for message in messages]

@@ -80,6 +80,11 @@ class RuleKind(msgspec.Struct, frozen=True, kw_only=True):
 
         return RuleOptimizer(params, self)
 
+    @property
+    def coupled_decay(self) -> float:
+        """Weight decay that is added to the gradient before all else, and so may be at once."""
+        return 0.0
+
     def _coupled(self, gradient: torch.Tensor, params: torch.Tensor) -> torch.Tensor:
         """The gradient with weight decay as that of a penalty."""
         return gradient.add(params, alpha=self.weight_decay) if self.weight_decay else gradient

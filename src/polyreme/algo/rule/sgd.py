@@ -43,6 +43,11 @@ class SGD(RuleKind, frozen=True, kw_only=True, tag="SGD", tag_field="kind"):
         return [Violation(path=path, value=True, rule="needs momentum, which is 0", legal=legal)]
 
     @property
+    def coupled_decay(self) -> float:
+        """That of a penalty, unless it is decoupled."""
+        return 0.0 if self.decoupled else self.weight_decay
+
+    @property
     def vectors(self) -> tuple[str, ...]:
         """Momentum, if there is any."""
         return ("momentum_buffer",) if self.momentum else ()

@@ -22,6 +22,11 @@ class SignSGD(RuleKind, frozen=True, kw_only=True, tag="SignSGD", tag_field="kin
 
     lr: Positive = 1e-3
 
+    @property
+    def coupled_decay(self) -> float:
+        """That of a penalty."""
+        return self.weight_decay
+
     def update(
         self,
         gradient: torch.Tensor,

@@ -29,6 +29,11 @@ class SNGM(RuleKind, frozen=True, kw_only=True, tag="SNGM", tag_field="kind"):
     momentum: Beta = 0.9
 
     @property
+    def coupled_decay(self) -> float:
+        """That of a penalty."""
+        return self.weight_decay
+
+    @property
     def vectors(self) -> tuple[str, ...]:
         """Momentum, if there is any."""
         return ("momentum_buffer",) if self.momentum else ()

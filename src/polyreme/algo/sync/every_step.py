@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from .. import exchange
-from ..effects import Agree, Compute, Program, Record, settled
+from ..effects import Agree, Program, Record
 from ..feedback.kind import Turn
-from .kind import State, SyncKind
+from .kind import State, SyncKind, gradient, moved
 
 if TYPE_CHECKING:
     import torch
@@ -36,24 +36,26 @@ class EveryStep(SyncKind, frozen=True, kw_only=True, tag="EveryStep", tag_field=
         params, step = state["params"], state["step"]
         turn = Turn(step=step, lr=me.lr(step))
         at = algorithm.feedback.at(params, state["exchange"]["feedback"])
-        own = yield Compute(params=at, batch=step)
-        seen = yield Agree(numbers=own.numbers)
+        own = yield from gradient(algorithm, at, step, me)
+        (seen,) = yield Agree(batches=(own.numbers,))
         after = {**state, "step": step + 1}
-        yield Record(step=step + 1, seen=seen, lr=turn.lr)
         if seen.skipped:
+            yield Record(step=step + 1, seen=seen, lr=turn.lr)
             return after
-        gradient = own.gradient * seen.share(me.rank)
+        found = own.gradient * seen.share(me.rank)
         topology = algorithm.topology
         if topology.exact:
-            gradient, exchanged = yield from exchange.combined(
-                algorithm, gradient, state["exchange"], me, turn
+            found, exchanged = yield from exchange.combined(
+                algorithm, found, state["exchange"], me, turn
             )
         else:
-            gradient, exchanged = exchange.own(algorithm, gradient, state["exchange"], turn)
-        delta, after["rule"] = yield from settled(
-            algorithm.rule.update(gradient, state["rule"], params, lr=turn.lr, layout=me.layout)
+            found, exchanged = exchange.own(algorithm, found, state["exchange"], turn)
+        after["params"], after["rule"], norm = yield from moved(
+            algorithm, params, found, state["rule"], turn.lr, me
         )
-        after["params"] = params + delta
+        yield Record(
+            step=step + 1, seen=seen, lr=turn.lr, grad_norm=norm if topology.exact else None
+        )
         if not topology.exact:
             after["params"], mixed = yield from topology.mix(
                 after["params"], exchanged["topology"], me, turn, algorithm

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import math
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import msgspec
 
-from ..effects import Program
+from ..effects import Compute, Computed, Program, settled
 
 if TYPE_CHECKING:
     import torch
@@ -21,8 +23,12 @@ class SyncKind(msgspec.Struct, frozen=True, kw_only=True):
     """A sync says when workers compute and when they exchange.
 
     A round starts from a state and returns the next one: nothing else survives it. Every state has
-    ``params`` (the worker's vector) and ``step`` (steps done).
+    ``params`` (the worker's vector) and ``step`` (steps done); from the first round to the last it
+    has the same names, with tensors of the same shapes.
     """
+
+    in_step: ClassVar[bool] = True
+    """Whether step n is made of batch n of each worker."""
 
     def init(self, algorithm: DataParallel, params: torch.Tensor, me: Worker) -> State:
         """State before the first round."""
@@ -31,3 +37,58 @@ class SyncKind(msgspec.Struct, frozen=True, kw_only=True):
     def round(self, algorithm: DataParallel, state: State, me: Worker) -> Program[State]:
         """One round."""
         raise NotImplementedError
+
+    def model(self, state: State) -> torch.Tensor:
+        """What this worker gives to the mean that is evaluated and kept."""
+        params: torch.Tensor = state["params"]
+        return params
+
+
+def gradient(
+    algorithm: DataParallel, params: torch.Tensor, batch: int, me: Worker
+) -> Program[Computed]:
+    """The gradient of a batch of one's own, held to its share of the local bound.
+
+    Coupled weight decay is in it where a feedback owns the momentum, which is to see it.
+    """
+    own: Computed = yield Compute(params=params, batch=batch)
+    decay, _ = _decay(algorithm)
+    found = own.gradient.add(params, alpha=decay) if decay else own.gradient
+    if algorithm.local_clip_norm is not None:
+        found = _clipped(found, algorithm.local_clip_norm / math.sqrt(me.n))
+    return replace(own, gradient=found)
+
+
+def moved(
+    algorithm: DataParallel,
+    params: torch.Tensor,
+    found: torch.Tensor,
+    state: State,
+    lr: float,
+    me: Worker,
+) -> Program[tuple[torch.Tensor, State, float]]:
+    """Parameters after a step of the rule, its next state, and the norm before it was clipped."""
+    import torch
+
+    _, rule = _decay(algorithm)
+    norm = float(torch.linalg.vector_norm(found, dtype=torch.float64))
+    if me.clip_norm is not None:
+        found = _clipped(found, me.clip_norm)
+    delta, state = yield from settled(rule.update(found, state, params, lr=lr, layout=me.layout))
+    return params + delta, state, norm
+
+
+def _decay(algorithm: DataParallel) -> tuple[float, Any]:
+    """Weight decay that enters before the exchange, and the rule with what is left of it."""
+    rule = algorithm.rule
+    if not algorithm.feedback.owns_momentum or not rule.coupled_decay:
+        return 0.0, rule
+    return rule.coupled_decay, msgspec.structs.replace(rule, weight_decay=0.0)
+
+
+def _clipped(vector: torch.Tensor, bound: float) -> torch.Tensor:
+    """As torch's clip_grad_norm_ does; what is not finite stays so."""
+    import torch
+
+    norm = float(torch.linalg.vector_norm(vector, dtype=torch.float64))
+    return vector * (bound / (norm + 1e-6)) if norm > bound else vector

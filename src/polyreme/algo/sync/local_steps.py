@@ -7,16 +7,15 @@ from typing import TYPE_CHECKING, Annotated
 import msgspec
 
 from .. import exchange
-from ..effects import Agree, Compute, Program, Record, Seen, settled
+from ..effects import Agree, Numbers, Program, Record, settled
 from ..feedback.kind import Turn
 from ..rule.sgd import SGD
-from .kind import State, SyncKind
+from .kind import State, SyncKind, gradient, moved
 
 if TYPE_CHECKING:
     import torch
 
     from ..compose import DataParallel
-    from ..effects import Computed
     from ..rule import Rule
     from ..worker import Worker
 
@@ -61,19 +60,15 @@ class LocalSteps(SyncKind, frozen=True, kw_only=True, tag="LocalSteps", tag_fiel
         start, step = state["params"], state["step"]
         params, rule = start, state["rule"]
         n_steps = 1 if step < self.after else self.every
-        came: list[Computed] = []
+        came: list[Numbers] = []
         for number in range(step, step + n_steps):
-            own = yield Compute(params=params, batch=number)
-            came.append(own)
+            own = yield from gradient(algorithm, params, number, me)
+            came.append(own.numbers)
             if own.is_finite:
-                delta, rule = yield from settled(
-                    algorithm.rule.update(
-                        own.gradient, rule, params, lr=me.lr(number), layout=me.layout
-                    )
+                params, rule, _ = yield from moved(
+                    algorithm, params, own.gradient, rule, me.lr(number), me
                 )
-                params = params + delta
-        for number, own in enumerate(came, start=step):
-            seen: Seen = yield Agree(numbers=own.numbers)
+        for number, seen in enumerate((yield Agree(batches=tuple(came))), start=step):
             yield Record(step=number + 1, seen=seen, lr=me.lr(number))
         turn = Turn(step=state["round"], lr=1.0)
         topology, way = algorithm.topology, start - params
