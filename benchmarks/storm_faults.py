@@ -10,17 +10,16 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from polyreme.runtime import driver
+from polyreme.runtime import driver, passes
 
 FOLDER, SKIP, PACE = "STORM_FAULTS", "STORM_SKIP", "STORM_PACE"
-_cross_entropy = driver.cross_entropy
-_accumulate = driver.Driver._accumulate
+_cross_entropy = passes.cross_entropy
+_accumulate = driver.accumulate
 _steps = [0]
 
 
@@ -36,12 +35,10 @@ class _BadGradient(torch.autograd.Function):
         return gradient * torch.nan
 
 
-def _counted(
-    self: driver.Driver, microbatches: Sequence[driver.Microbatch], nominal_weight: float
-) -> tuple[torch.Tensor, torch.Tensor]:
+def _counted(*args: Any) -> tuple[torch.Tensor, torch.Tensor]:
     _steps[0] += 1
     start_s = time.monotonic()
-    found = _accumulate(self, microbatches, nominal_weight)
+    found = _accumulate(*args)
     time.sleep(max(0.0, start_s + float(os.environ.get(PACE, "0")) - time.monotonic()))
     return found
 
@@ -59,5 +56,5 @@ def _poisoned(logits: torch.Tensor, labels: torch.Tensor) -> tuple[torch.Tensor,
     return (_BadGradient.apply(total) if what == "gradient" else total * torch.nan), weight
 
 
-driver.cross_entropy = _poisoned
-driver.Driver._accumulate = _counted  # type: ignore[method-assign]
+passes.cross_entropy = _poisoned
+driver.accumulate = _counted

@@ -13,7 +13,8 @@ from polyreme.graph.options import ResNet20, Transformers
 from polyreme.plan.ir import Workload
 from polyreme.planner.cost.memory import storage
 from polyreme.runtime.apply.data import apply
-from polyreme.runtime.driver import Driver, Microbatch
+from polyreme.runtime.driver import Driver
+from polyreme.runtime.passes import Microbatch
 from polyreme.sample import SampleSpec, TensorSpec
 from test_runtime import _train
 from tiny import Case, Samples, plan

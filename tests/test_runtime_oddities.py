@@ -15,7 +15,8 @@ from polyreme.errors import RunError
 from polyreme.graph.layer import Layer, LayerGraph
 from polyreme.runtime import loop
 from polyreme.runtime.apply.data import apply
-from polyreme.runtime.driver import Driver, Microbatch
+from polyreme.runtime.driver import Driver
+from polyreme.runtime.passes import Microbatch
 from polyreme.runtime.state import State, average_buffers, full_parameters
 from polyreme.sample import SampleSpec, TensorSpec
 from test_runtime import Record, _assert_equal, _train

@@ -233,6 +233,8 @@ class Case:
     n_train: int = 40
     metric: str = "heldout_loss"
     settings: dict = field(default_factory=dict)
+    algorithm: DataParallel | None = None
+    general: bool = False
 
     def job(self) -> Job:
         graph = self.model.graph()
@@ -247,8 +249,9 @@ class Case:
                 tail=self.tail,
                 **settings,
             ),
-            algorithm=DataParallel(rule=self.rule),
+            algorithm=self.algorithm or DataParallel(rule=self.rule),
             folder=None,
+            general=self.general,
         )
 
 

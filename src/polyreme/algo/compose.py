@@ -40,3 +40,8 @@ class DataParallel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     feedback: Feedback = NoFeedback()
     aggregate: Aggregator = Mean()
     local_clip_norm: Annotated[float, msgspec.Meta(gt=0)] | None = None
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether replicas take the dense mean of their gradients at every step, and no more."""
+        return self == DataParallel(rule=self.rule)

@@ -3,12 +3,23 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     import torch
+
+
+def mean(vectors: Iterable[torch.Tensor]) -> torch.Tensor:
+    """The mean in float64, summed in their order, in their own type."""
+    n, total, dtype = 0, None, None
+    for vector in vectors:
+        n += 1
+        wide = vector.double()
+        total, dtype = (wide if total is None else total.add_(wide)), vector.dtype
+    assert total is not None, "the mean of something"
+    return (total / n).to(dtype)
 
 
 @dataclass(frozen=True, kw_only=True)

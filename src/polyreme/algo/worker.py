@@ -15,6 +15,7 @@ class Worker:
 
     `lr` gives the learning rate of a step, `clip_norm` bounds the norm of a gradient that the rule
     is given; `n_samples` are those of the worker's own data (0: all workers share one order).
+    Rounds of several steps end at `n_steps`.
     """
 
     rank: int
@@ -24,6 +25,7 @@ class Worker:
     lr: Callable[[int], float]
     clip_norm: float | None = None
     n_samples: int = 0
+    n_steps: int | None = None
 
     def draw(self, step: int) -> Draw:
         """Random numbers of a step."""

@@ -32,6 +32,9 @@ class Ordering(Protocol):
     def epoch(self, step: int, worker: int, n_workers: int) -> int:
         """The epoch in which that step of the worker begins: what augmentation is drawn from."""
 
+    def n_own(self, worker: int) -> int:
+        """Samples that are this worker's alone; 0 where all share one order."""
+
 
 def share(indices: np.ndarray, rank: int, n_ranks: int) -> np.ndarray:
     """One rank's contiguous part; sizes differ by at most one, the parts in order are the whole.
@@ -136,6 +139,10 @@ class Order:
         """The epoch in which a step begins, the same for all workers."""
         return self._stream.epoch(step)
 
+    def n_own(self, worker: int) -> int:
+        """None: all samples are everybody's."""
+        return 0
+
 
 class Partitioned:
     """Workers own their samples: `parts` holds the sample numbers of each.
@@ -183,6 +190,10 @@ class Partitioned:
         """The worker's own epoch in which its step begins."""
         assert n_workers == len(self._parts)
         return self._streams[worker].epoch(step)
+
+    def n_own(self, worker: int) -> int:
+        """Samples that the worker was dealt."""
+        return len(self._parts[worker])
 
 
 def _refuse_small(parts: Sequence[np.ndarray], batches: list[int], global_batch: int) -> None:

@@ -23,7 +23,7 @@ import torch
 from .. import __version__
 from ..errors import ConfigError, Violation, literal
 from ..graph.layer import LayerGraph
-from . import pieces, tensorfile
+from . import own, pieces, tensorfile
 from .mesh import World
 from .pieces import Index
 from .state import Progress, State
@@ -140,7 +140,10 @@ def load(
         if world.is_first:
             sys.stderr.write(f"polyreme: {folder} holds weights alone: the optimizer starts anew\n")
     everywhere = {name for names in world.gather(list(tensors)) for name in names}
-    differences = list(_differences(tensors, index, everywhere))
+    if state.own():  # of how many, and by whom, is the state's to say
+        everywhere |= {name for name in index.tensors if name.startswith(own.PREFIX)}
+    lacking = [name for each in world.gather(state.lacking(index)) for name in each]
+    differences = [*_differences(tensors, index, everywhere), *lacking]
     if differences:
         named = "; ".join(differences[:_MOST_NAMED])
         rest = len(differences) - _MOST_NAMED
@@ -158,6 +161,7 @@ def load(
     reader = pieces.Reader(folder, index)
     for name, tensor in tensors.items():
         reader.fill(pieces.held(name, tensor))
+    state.take(reader, index)
     return meta.progress
 
 

@@ -8,36 +8,23 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 from torch.distributed.tensor import DTensor
 
 from ..algo.rule import Rule
-from ..graph.loss import cross_entropy
 from .apply.data import Applied, Sharded
 from .buckets import Replicated
 from .device_time import DeviceTimes
 from .mesh import World
+from .passes import Microbatch, accumulate, buffers_kept
 from .state import materialise
 from .timing import StepTimes, step_times
-
-
-@dataclass(frozen=True, kw_only=True)
-class Microbatch:
-    """Samples on this process's device, and their labels.
-
-    `n_samples` 0 marks a filler: samples whose labels carry no loss, run only so that this rank
-    takes part in the collectives of its layers.
-    """
-
-    fields: Mapping[str, torch.Tensor]
-    labels: torch.Tensor
-    n_samples: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -152,8 +139,10 @@ class Driver:
         rule's rates. What `say` gives after the backward pass is told to all ranks.
         """
         profiled = nullcontext() if self._device_times is None else self._device_times.step()
-        with profiled, self._buffers_kept() as restore:
-            loss_sum, weight = self._accumulate(microbatches, nominal_weight)
+        with profiled, buffers_kept(self.applied) as restore:
+            loss_sum, weight = accumulate(
+                self.applied, microbatches, nominal_weight, self._world.device
+            )
             agreed = self._agree(loss_sum, weight, say())
             reason, bad_ranks, norm = self._judge(agreed, nominal_weight)
             if reason is None:
@@ -179,26 +168,6 @@ class Driver:
             if self._device_times is None
             else self._device_times.split(step_s),
         )
-
-    def _accumulate(
-        self, microbatches: Sequence[Microbatch], nominal_weight: float
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        applied = self.applied
-        applied.buckets.begin()
-        loss_sum = torch.zeros((), dtype=torch.float64, device=self._world.device)
-        weight = torch.zeros((), dtype=torch.float64, device=self._world.device)
-        for index, microbatch in enumerate(microbatches):
-            applied.begin_microbatch(last=index == len(microbatches) - 1)
-            with self._buffers_kept(fillers_only=True) as restore:
-                logits = applied.stage(microbatch.fields)
-                total, count = cross_entropy(logits, microbatch.labels)
-                (total / nominal_weight).backward()  # type: ignore[no-untyped-call]
-                if not microbatch.n_samples:
-                    restore()
-            loss_sum += total.detach()
-            weight += count
-        applied.buckets.finish()
-        return loss_sum, weight
 
     def _agree(self, loss_sum: torch.Tensor, weight: torch.Tensor, say: Said) -> _Agreed:
         """The end-of-step all-reduce: everything that all ranks must know, in one vector."""
@@ -295,16 +264,6 @@ class Driver:
         for parameter in self._trainable:
             parameter.used = False
             parameter.master.grad = None
-
-    @contextmanager
-    def _buffers_kept(self, *, fillers_only: bool = False) -> Iterator[Any]:
-        """Gives a function that puts the weights' buffers back as they are now."""
-        live = [slot.tensor for slot in self.applied.buffers]
-        if not live or (fillers_only and not self.applied.units):
-            yield lambda: None
-            return
-        kept = [tensor.clone() for tensor in live]
-        yield lambda: [tensor.copy_(old) for tensor, old in zip(live, kept, strict=True)]
 
 
 class _Own(NamedTuple):

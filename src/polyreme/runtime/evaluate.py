@@ -13,7 +13,6 @@ from ..graph.loss import IGNORE_LABEL, cross_entropy
 from .apply.data import Applied
 from .feed import Feed, heldout
 from .mesh import World
-from .state import average_buffers
 
 _BATCHES_BETWEEN = 8  # asking all ranks whether to go on costs a small exchange
 
@@ -24,10 +23,13 @@ def evaluate(
     source: Source,
     feed: Feed,
     *,
+    data_rank: int,
     batch: int,
     stop: Callable[[], bool] | None = None,
 ) -> dict[str, float] | None:
-    """Metrics by name; all ranks call it together and get the same.
+    """Metrics of the stage as it is by name; all ranks call it together and get the same.
+
+    `data_rank` says which share of the samples is this rank's.
 
     Always ``heldout_loss`` (nats per label), for classifiers ``test_accuracy`` too: the share of
     labels that are the arg-max, whose counts are exact whatever the number of ranks. The data's
@@ -36,8 +38,6 @@ def evaluate(
     """
     if not source.n_heldout:
         return {}
-    average_buffers(applied, world)
-    data_rank = world.data_rank(applied.layout)
     everything = np.arange(source.n_heldout, dtype=np.int64)
     ours = share(everything, data_rank, world.n_ranks)
     n_batches = -(-len(share(everything, 0, world.n_ranks)) // batch)  # the first has most

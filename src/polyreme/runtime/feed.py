@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -13,17 +14,25 @@ from ..data.prefetch import Prefetcher, pin
 from ..data.source import Source
 from ..graph.layer import LayerGraph
 from ..graph.loss import IGNORE_LABEL
-from ..plan.ir import DataLayout
-from .driver import Microbatch
-from .mesh import World
+from .passes import Microbatch
 
 _FILLER_SAMPLES = 2  # batch norm wants more than one value a channel
 
 
-class Feed:
-    """Microbatches of one rank for each step.
+@dataclass(frozen=True, kw_only=True)
+class Seat:
+    """Whose samples are fed: of one worker of several, or of one part of its devices."""
 
-    Each replica takes its worker's samples of the step, its ranks contiguous parts of these.
+    worker: int
+    n_workers: int
+    part: int = 0
+    n_parts: int = 1
+
+
+class Feed:
+    """Microbatches of one seat for each step.
+
+    Each worker has its samples of the step, its parts contiguous shares of these.
     """
 
     def __init__(
@@ -32,15 +41,15 @@ class Feed:
         source: Source,
         order: Ordering,
         graph: LayerGraph,
-        world: World,
-        layout: DataLayout,
+        seat: Seat,
+        device: torch.device,
         n_microbatches: int,
     ) -> None:
         self._source = source
         self._order = order
         self._graph = graph
-        self._world = world
-        self._layout = layout
+        self._seat = seat
+        self._device = device
         self._n = n_microbatches
         label = source.sample.fields[graph.labels]
         self.labels_per_sample = math.prod(label.shape)
@@ -48,25 +57,22 @@ class Feed:
         self.tokens_per_sample = math.prod(tokens.shape) if tokens is not None else 0
 
     def n_samples(self, step: int) -> int:
-        """Samples of the step over all ranks."""
-        n = self._layout.replica
+        """Samples of the step over all workers."""
+        n = self._seat.n_workers
         return sum(len(self._order.local(step, worker, n)) for worker in range(n))
 
     def sample_ids(self, step: int) -> tuple[int, ...]:
         """Sample numbers of the step, worker by worker."""
-        n = self._layout.replica
+        n = self._seat.n_workers
         return tuple(int(i) for worker in range(n) for i in self._order.local(step, worker, n))
 
     def own_ids(self, step: int) -> list[list[int]]:
-        """Sample numbers of this rank's microbatches of the step."""
-        replica, shard = self._world.coordinates(self._layout)
-        worker = self._order.local(step, replica, self._layout.replica)
-        local = share(worker, shard, self._layout.shard)
-        return [part.tolist() for part in microbatches(local, self._n)]
+        """Sample numbers of this seat's microbatches of the step."""
+        return [part.tolist() for part in self._parts(step)]
 
     def steps(self, first: int, stop: int) -> Prefetcher[list[dict[str, torch.Tensor] | None]]:
         """What is read for each step, ahead of its use; `to_device` makes microbatches of it."""
-        return Prefetcher(self._read, first, stop)
+        return Prefetcher(self.read, first, stop)
 
     def to_device(
         self, read: list[dict[str, torch.Tensor] | None], *, with_fillers: bool
@@ -82,24 +88,26 @@ class Feed:
             fields[self._graph.labels] = torch.full_like(fields[self._graph.labels], IGNORE_LABEL)
         else:
             n_samples = len(fields[self._graph.labels])
-        device = self._world.device
+        device = self._device
         moved = {name: field.to(device, non_blocking=True) for name, field in fields.items()}
         labels = moved[self._graph.labels]
         return Microbatch(fields=moved, labels=labels, n_samples=n_samples)
 
-    def _read(self, step: int) -> list[dict[str, torch.Tensor] | None]:
-        layout = self._layout
-        replica, shard = self._world.coordinates(layout)
-        worker = self._order.local(step, replica, layout.replica)
-        epoch = self._order.epoch(step, replica, layout.replica)
-        local = share(worker, shard, layout.shard)
-        return [self._pinned(part, epoch) for part in microbatches(local, self._n)]
+    def read(self, step: int) -> list[dict[str, torch.Tensor] | None]:
+        """What is read for one step; None stands for a microbatch without samples."""
+        epoch = self._order.epoch(step, self._seat.worker, self._seat.n_workers)
+        return [self._pinned(part, epoch) for part in self._parts(step)]
+
+    def _parts(self, step: int) -> list[np.ndarray]:
+        seat = self._seat
+        own = self._order.local(step, seat.worker, seat.n_workers)
+        return microbatches(share(own, seat.part, seat.n_parts), self._n)
 
     def _pinned(self, part: np.ndarray, epoch: int) -> dict[str, torch.Tensor] | None:
         if not len(part):
             return None
         fields = dict(self._source.train(part, epoch))
-        return fields if self._world.device.type == "cpu" else pin(fields)
+        return fields if self._device.type == "cpu" else pin(fields)
 
 
 def heldout(

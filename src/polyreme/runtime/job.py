@@ -19,7 +19,7 @@ class Job:
 
     `partition` says how samples are dealt to replicas that own their data (unset: all share one
     order). `folder` is the run folder (exists already; without one, samples that made a run fail
-    are not kept).
+    are not kept). With `general` even plain training is played as a program, worker by worker.
     """
 
     graph: LayerGraph
@@ -29,3 +29,4 @@ class Job:
     algorithm: DataParallel
     folder: Path | None = None
     partition: Partition | None = None
+    general: bool = False

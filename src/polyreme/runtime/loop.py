@@ -5,28 +5,27 @@ from __future__ import annotations
 import statistics
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
+from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
-import torch
-
 from .. import runlog
 from ..data.order import arrange
 from ..errors import RunError
-from .apply.data import apply
-from .driver import Driver, OnGradients, Said, StepResult
+from .apply.data import alone, apply, layout_of
+from .driver import OnGradients, Said
 from .evaluate import evaluate
-from .feed import Feed
+from .feed import Feed, Seat
+from .general import General
 from .job import Job
 from .mesh import World
 from .nonfinite import cause, remedy, save_samples
+from .route import Came, Native, Route
 from .saver import Saving
 from .state import Progress, State
 from .verdict import diverged
-
-_Read = list[dict[str, torch.Tensor] | None]
 
 
 class OnStep(Protocol):
@@ -110,10 +109,15 @@ class _Run:
         self.stop, self.save = stop, save
         self.progress = progress if world.is_first else None
         settings, plan = job.train, job.plan
+        layout = layout_of(plan)
+        is_plain = job.algorithm.is_plain and not job.general
         self.applied = apply(
-            job.graph, plan, world, seed=settings.seed, compile_layers=settings.compile
+            job.graph,
+            plan if is_plain else alone(plan),
+            world if is_plain else world.apart(),
+            seed=settings.seed,
+            compile_layers=settings.compile,
         )
-        layout = self.applied.layout
         self.order = arrange(
             job.source,
             job.partition,
@@ -127,23 +131,34 @@ class _Run:
         else:
             assert settings.epochs is not None, "the spec gives steps or epochs"
             self.n_steps = self.order.n_steps(settings.epochs)
-        self.driver = Driver(
-            self.applied,
-            world,
-            job.algorithm.rule,
-            clip_norm=settings.clip_norm,
-            on_gradients=on_gradients,
-        )
-        self.state = State(self.applied, self.driver.optimizers, world)
-        self.data_rank = world.data_rank(layout)
+        replica, shard = world.coordinates(layout)
+        seat = Seat(worker=replica, n_workers=layout.replica, part=shard, n_parts=layout.shard)
         self.feed = Feed(
             source=job.source,
             order=self.order,
             graph=job.graph,
-            world=world,
-            layout=layout,
+            seat=seat if is_plain else Seat(worker=world.rank, n_workers=world.n_ranks),
+            device=world.device,
             n_microbatches=plan.microbatches,
         )
+        self.route: Route
+        if is_plain:
+            self.route = Native(
+                job,
+                self.applied,
+                world,
+                self.feed,
+                self.n_steps,
+                say=self._said,
+                on_gradients=on_gradients,
+            )
+        else:
+            assert on_gradients is None, "workers have gradients of their own"
+            self.route = General(
+                job, self.applied, world, self.feed, self.order, self.n_steps, say=self._said
+            )
+        self.state = self.route.state
+        self.data_rank = world.data_rank(layout)
         share = -(-settings.global_batch // world.n_ranks)
         self.eval_batch = -(-share // plan.microbatches)
         self.metrics: dict[str, float] = {}
@@ -166,23 +181,23 @@ class _Run:
         stopped = False
         self.applied.stage.train()
         self.world.record.enter("training")
-        with self.feed.steps(done, self.n_steps) as reads:
-            self.driver.begin()
-            for read in self._reading(reads):
-                result = self._step(read)
+        with closing(self.route.steps(done, self.n_steps)) as rounds:
+            for came in rounds:
+                before = done
+                for each in came:
+                    stopped = self._took(each)
                 done = self.state.progress.step
-                stopped = result.stop
-                if not stopped and self._due(self.job.train.eval_every, done):
+                if not stopped and _due(self.job.train.eval_every, before, done):
                     stopped = self._evaluate()
                 if stopped:
                     break
-                if self._due(self.job.train.checkpoint_every, done):
+                if _due(self.job.train.checkpoint_every, before, done):
                     if self.job.train.keep_best is not None and self.evaluated != done:
                         stopped = self._evaluate()
                         if stopped:
                             break
                     self._save()
-                self.driver.begin()
+                self.route.begin()
         if not stopped and self.evaluated != done:
             stopped = self._evaluate()
         if self._saved() != done:  # it was not due, or failed
@@ -198,40 +213,23 @@ class _Run:
             metrics=self.metrics,
             step_s=tuple(self.step_s),
             compute_s=tuple(self.compute_s),
-            wire_bytes=self.applied.traffic.sent_bytes,
+            wire_bytes=self.route.sent_bytes,
             peak_bytes=self.peak_bytes,
             skipped=self.n_skipped,
             state=self.state,
         )
 
-    def _reading(self, reads: Iterator[_Read]) -> Iterator[_Read]:
-        while True:
-            with self.world.record.doing("reading data"):
-                read = next(reads, None)
-            if read is None:
-                return
-            yield read
-
-    def _step(self, read: _Read) -> StepResult:
-        settings, before = self.job.train, self.state.progress
-        n_samples = self.feed.n_samples(before.step)
-        _seed(self.world.device, _mix(settings.seed, before.step, self.data_rank))
-        sent_bytes = self.applied.traffic.sent_bytes
-        factor = settings.schedule.factor(before.step, self.n_steps)
-        result = self.driver.step(
-            self.feed.to_device(read, with_fillers=bool(self.applied.units)),
-            nominal_weight=float(n_samples * self.feed.labels_per_sample),
-            rate_factor=factor,
-            say=self._said,
-        )
+    def _took(self, came: Came) -> bool:
+        """Count and record a step; whether a rank wants the run to end."""
+        settings, before, result = self.job.train, self.state.progress, came.result
         if len(set(result.trails)) > 1:
             raise diverged(self.world)
         if self.save is not None:
             self.save.heard([said.save for said in result.said])
         self.state.progress = Progress(
             step=before.step + 1,
-            samples=before.samples + n_samples,
-            tokens=before.tokens + n_samples * self.feed.tokens_per_sample,
+            samples=before.samples + came.n_samples,
+            tokens=before.tokens + came.n_samples * self.feed.tokens_per_sample,
             skipped_in_row=before.skipped_in_row + 1 if result.skipped else 0,
         )
         self.step_s.append(result.times.step_s)
@@ -240,16 +238,16 @@ class _Run:
         self.peak_bytes = max(self.peak_bytes, result.memory_bytes)
         if not result.skipped:
             self.final_loss = result.loss
-        self._record(result, n_samples, factor, self.applied.traffic.sent_bytes - sent_bytes)
+        self._record(came)
         if self.state.progress.skipped_in_row > settings.max_skipped:
             rule = (
                 f"{self.state.progress.skipped_in_row} steps in a row were skipped, more than "
                 "train.max_skipped"
             )
-            raise self._not_finite(rule, result, read)
+            raise self._not_finite(rule, came)
         if self.state.progress.skipped_in_row == self.n_steps:
-            raise self._not_finite("every step of the run was skipped", result, read)
-        return result
+            raise self._not_finite("every step of the run was skipped", came)
+        return result.stop
 
     def _said(self) -> Said:
         return Said(
@@ -257,18 +255,16 @@ class _Run:
             save=0 if self.save is None else self.save.stage,
         )
 
-    def _not_finite(self, rule: str, result: StepResult, read: _Read) -> RunError:
+    def _not_finite(self, rule: str, came: Came) -> RunError:
         """The error that ends a run, the same on all ranks; those to blame keep their samples.
 
         A checkpoint under way is completed.
         """
-        step, folder = self.state.progress.step, self.job.folder
+        step, folder, result = self.state.progress.step, self.job.folder, came.result
         kept = ""
         if folder is not None and result.bad_ranks:
             home = folder / "nonfinite"
-            failed = next(
-                filter(None, self.world.gather(self._keep_samples(home, result, read))), None
-            )
+            failed = next(filter(None, self.world.gather(self._keep_samples(home, came))), None)
             kept = f"; their samples are in {home}"
             if failed is not None:
                 kept = f"; their samples could not be kept: {failed}"
@@ -282,27 +278,28 @@ class _Run:
         why = cause(result.reason, result.bad_ranks)
         return RunError(f"step {step}: {rule}; the last because {why}{kept}", rank=result.rank)
 
-    def _keep_samples(self, home: Path, result: StepResult, read: _Read) -> str | None:
+    def _keep_samples(self, home: Path, came: Came) -> str | None:
         """Why the samples could not be written, if this rank had to and could not."""
-        step, rank = self.state.progress.step, self.world.rank
+        step, rank, result = self.state.progress.step, self.world.rank, came.result
         if rank not in result.bad_ranks:
             return None
         assert result.reason is not None, "skipped steps have a reason"
-        ids = self.feed.own_ids(step - 1)
+        ids, read = came.read_ids(), came.read
         try:
             save_samples(home, step=step, rank=rank, reason=result.reason, ids=ids, read=read)
         except OSError as error:
             return f"{error.filename or home}: {error.strerror or error}"
         return None
 
-    def _record(self, result: StepResult, n_samples: int, factor: float, sent_bytes: int) -> None:
-        now, step_s = self.state.progress, result.times.step_s
+    def _record(self, came: Came) -> None:
+        now, result = self.state.progress, came.result
+        step_s = result.times.step_s
         if self.progress is not None:
             self.progress(
                 step=now.step,
                 n_steps=self.n_steps,
                 loss=result.loss,
-                samples_per_s=n_samples / step_s,
+                samples_per_s=came.n_samples / step_s,
                 memory_bytes=result.memory_bytes,
             )
         if result.reason is not None and now.skipped_in_row == 1 and self.world.is_first:
@@ -320,31 +317,33 @@ class _Run:
                 step=now.step,
                 loss=result.loss,
                 grad_norm=result.grad_norm,
-                lr=self.job.algorithm.rule.lr * factor,
-                samples=n_samples,
-                tokens=n_samples * self.feed.tokens_per_sample,
+                lr=came.lr,
+                samples=came.n_samples,
+                tokens=came.n_samples * self.feed.tokens_per_sample,
                 step_s=step_s,
                 compute_s=result.times.compute_s,
                 comm_s=result.times.comm_s,
                 wait_s=result.times.wait_s,
-                wire_bytes=sent_bytes,
+                wire_bytes=came.sent_bytes,
                 memory_bytes=result.memory_bytes,
                 skipped=result.skipped,
                 reason=result.reason,
                 rank=result.rank,
                 ranks=result.bad_ranks if result.skipped else None,
-                sample_ids=self.feed.sample_ids(now.step - 1) if listed else None,
+                sample_ids=came.sample_ids() if listed else None,
             )
         )
 
     def _evaluate(self) -> bool:
         """Evaluate, and say whether a rank wants the run to end: then there is nothing to show."""
         with self.world.record.doing("evaluating"):
+            self.route.settle()
             found = evaluate(
                 self.applied,
                 self.world,
                 self.job.source,
                 self.feed,
+                data_rank=self.data_rank,
                 batch=self.eval_batch,
                 stop=self.stop,
             )
@@ -379,17 +378,7 @@ class _Run:
         with self.world.record.doing("saving a checkpoint"):
             return self.save.finish()
 
-    def _due(self, every: int | None, done: int) -> bool:
-        return every is not None and done % every == 0
 
-
-def _seed(device: torch.device, seed: int) -> None:
-    """Seed the host and this device alone; torch.manual_seed costs a millisecond a step."""
-    torch.default_generator.manual_seed(seed)
-    if device.type != "cpu":
-        torch.get_device_module(device).manual_seed(seed)
-
-
-def _mix(seed: int, step: int, rank: int) -> int:
-    """A seed for a step's random numbers on one rank: a run that resumes draws the same."""
-    return (seed * 1_000_003 + step) * 65_537 + rank & (2**63 - 1)
+def _due(every: int | None, before: int, done: int) -> bool:
+    """Whether a multiple of `every` came with the last steps."""
+    return every is not None and done // every > before // every

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -60,6 +60,10 @@ class World:
     def is_first(self) -> bool:
         """Whether this is rank 0, which writes the log."""
         return self.rank == 0
+
+    def apart(self) -> World:
+        """This process as if it were alone, with the same device and record."""
+        return replace(self, rank=0, n_ranks=1, group=None, watchdog=None)
 
     def barrier(self) -> None:
         """Wait for all processes."""

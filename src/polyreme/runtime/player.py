@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -46,7 +47,9 @@ class Gradients(Protocol):
 class Player:
     """One worker of several; all call `round` together.
 
-    `state` is what it has between rounds, `ledger` what it sent.
+    `state` is what it has between rounds, `ledger` what it sent. With what workers agree on goes
+    what `say` gives, as many numbers on all of them; `heard` is the last that each said.
+    `compute_s` and `blocked_s` add up the seconds of gradients and of waiting for others.
     """
 
     algorithm: DataParallel
@@ -55,7 +58,11 @@ class Player:
     gradients: Gradients
     world: World
     on_record: Callable[[Record], None] | None = None
+    say: Callable[[], Sequence[float]] = tuple
     ledger: Ledger = field(default_factory=Ledger)
+    heard: list[list[float]] = field(default_factory=list)
+    compute_s: float = 0.0
+    blocked_s: float = 0.0
     _sending: list[tuple[Any, torch.Tensor]] = field(default_factory=list)
     _began_s: float = field(default_factory=time.monotonic)
 
@@ -70,14 +77,15 @@ class Player:
                 self.state = end.value
                 break
             answer = self._carry_out(effect)
-        for work, _ in self._sending:  # buffers live until they are sent
-            work.wait()
+        with self._blocked():
+            for work, _ in self._sending:  # buffers live until they are sent
+                work.wait()
         self._sending.clear()
 
     def _carry_out(self, effect: Effect) -> Any:
         match effect:
             case Compute():
-                return self.gradients(effect.params, effect.batch)
+                return self._compute(effect)
             case SumShards():
                 return effect.partial
             case Agree():
@@ -97,11 +105,26 @@ class Player:
             case Sleep():
                 return time.sleep(effect.seconds)
 
+    def _compute(self, effect: Compute) -> Computed:
+        start_s = time.perf_counter()
+        found = self.gradients(effect.params, effect.batch)
+        self.compute_s += time.perf_counter() - start_s
+        return found
+
     def _agree(self, effect: Agree) -> tuple[Seen, ...]:
         own = torch.tensor(effect.batches, dtype=torch.float64)
-        told = self._all(own.reshape(-1), "agree").view(self.me.n, *own.shape).tolist()
+        said = torch.tensor(self.say(), dtype=torch.float64)
+        told = self._all(torch.cat([own.reshape(-1), said]), "agree").view(self.me.n, -1)
+        self.heard = told[:, own.numel() :].tolist()
         self.ledger.gathered([own.numel() * own.element_size()] * self.me.n, of=self.me.rank)
-        return Seen.of([[Numbers(*batch) for batch in rows] for rows in told])
+        rows = told[:, : own.numel()].view(self.me.n, *own.shape).tolist()
+        return Seen.of([[Numbers(*batch) for batch in batches] for batches in rows])
+
+    @contextmanager
+    def _blocked(self) -> Iterator[None]:
+        start_s = time.perf_counter()
+        yield
+        self.blocked_s += time.perf_counter() - start_s
 
     def _gather(self, message: Message) -> list[Message]:
         """What each worker gives, by rank."""
@@ -122,7 +145,7 @@ class Player:
             return own
         own = own.to(self.world.device)
         rows = own.new_empty(self.me.n * own.numel())
-        with self.world.record.inside(f"all_gather {what}", own, self.me.n):
+        with self.world.record.inside(f"all_gather {what}", own, self.me.n), self._blocked():
             dist.all_gather_into_tensor(rows, own, group=self.world.group)
         return rows.cpu()
 
@@ -150,7 +173,7 @@ class Player:
     def _take(self, into: torch.Tensor, source: int) -> torch.Tensor:
         if into.numel():
             into = into.to(self.world.device)
-            with self.world.record.inside("recv", into, 2):
+            with self.world.record.inside("recv", into, 2), self._blocked():
                 dist.recv(into, source, group=self.world.group)
         return into.cpu()
 

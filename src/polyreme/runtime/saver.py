@@ -114,10 +114,13 @@ class Saver:
         """Copy the state and start to write it."""
         self.finish()
         self._began_s = time.monotonic()
-        tensors = state.tensors()
-        self._needed_bytes = sum(t.numel() * t.element_size() for t in tensors.values())
+        tensors, own = state.tensors(), state.own()
+        every = (*tensors.values(), *own.values())
+        self._needed_bytes = sum(t.numel() * t.element_size() for t in every)
         world = self._world
-        parts = [self._copied(part) for part in pieces.written(tensors, world.rank, world.n_ranks)]
+        ours = pieces.written(tensors, world.rank, world.n_ranks)
+        ours += [pieces.held(name, tensor) for name, tensor in own.items()]
+        parts = [self._copied(part) for part in ours]
         if not world.accelerator.on_host:
             world.accelerator.synchronize()
         self._meta = checkpoint.describe(

@@ -11,6 +11,7 @@ from torch.distributed.tensor import DTensor
 
 from .apply.data import Applied
 from .mesh import World
+from .pieces import Index, Reader
 
 
 class Progress(msgspec.Struct, frozen=True, kw_only=True):
@@ -56,6 +57,17 @@ class State:
                     if isinstance(value, torch.Tensor):
                         tensors[f"optimizer/{names[id(parameter)]}/{key}"] = value
         return tensors
+
+    def own(self) -> dict[str, torch.Tensor]:
+        """Tensors that this rank alone has, by names of its own; it writes them itself."""
+        return {}
+
+    def lacking(self, index: Index) -> list[str]:
+        """What of `own` a checkpoint does not have, in words."""
+        return []
+
+    def take(self, reader: Reader, index: Index) -> None:
+        """Read `own`, once `tensors` are filled."""
 
     def restored(self, progress: Progress) -> None:
         """Take over tensors that were loaded in place, and go on from there."""

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 State = dict[str, Any]
 
 
-class SyncKind(msgspec.Struct, frozen=True, kw_only=True):
+class SyncKind(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A sync says when workers compute and when they exchange.
 
     A round starts from a state and returns the next one: nothing else survives it. Every state has
@@ -37,6 +37,10 @@ class SyncKind(msgspec.Struct, frozen=True, kw_only=True):
     def round(self, algorithm: DataParallel, state: State, me: Worker) -> Program[State]:
         """One round."""
         raise NotImplementedError
+
+    def agrees(self, algorithm: DataParallel) -> bool:
+        """Whether all workers' `model` is the same between rounds, to the bit."""
+        return algorithm.topology.exact
 
     def model(self, state: State) -> torch.Tensor:
         """What this worker gives to the mean that is evaluated and kept."""

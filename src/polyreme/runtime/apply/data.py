@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
 import torch
 from torch import nn
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
@@ -18,7 +19,7 @@ from torch.distributed.tensor import DTensor
 
 from ...errors import ConfigError, Violation
 from ...graph.layer import LayerGraph
-from ...plan.ir import DataLayout, Level, Plan, data_layout
+from ...plan.ir import DataLayout, Leaf, Level, Plan, data_layout
 from ..buckets import Buckets, Replicated
 from ..mesh import World
 from ..stage import Body, Slot, Stage
@@ -140,6 +141,25 @@ def layout_of(plan: Plan) -> DataLayout:
     if violations or first is None:
         raise ConfigError(violations)
     return first
+
+
+def alone(plan: Plan) -> Plan:
+    """The same on one device: what a worker computes of an algorithm whose workers are replicas.
+
+    Raises ConfigError where replicas are split: a worker's parameters are one vector.
+    """
+    layout = layout_of(plan)
+    if layout.shard > 1:
+        rule = "splits replicas, and this algorithm takes each replica's parameters as one vector"
+        legal = "1 (or plain training: every step, mean, dense)"
+        raise ConfigError(
+            [Violation(path="parallel.shard", value=layout.shard, rule=rule, legal=legal)]
+        )
+    layers = {
+        name: msgspec.structs.replace(layer, split=Leaf(0), level="none")
+        for name, layer in plan.layer_plans.items()
+    }
+    return msgspec.structs.replace(plan, layer_plans=layers)
 
 
 def apply(

@@ -1,0 +1,123 @@
+"""How a run does its steps: natively, or (`general`) by an algorithm's program."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator
+from dataclasses import dataclass
+from typing import Protocol
+
+from .apply.data import Applied
+from .driver import Driver, OnGradients, Said, StepResult
+from .feed import Feed
+from .gradients import Read
+from .job import Job
+from .mesh import World
+from .passes import seed_of, set_seed
+from .state import State, average_buffers
+
+
+@dataclass(frozen=True, kw_only=True)
+class Came:
+    """What a step came to. `lr`, `n_samples`, `sample_ids` are of all workers together.
+
+    `sent_bytes` are this rank's; `read` and `read_ids` what its own part was made of.
+    """
+
+    result: StepResult
+    n_samples: int
+    lr: float
+    sent_bytes: int
+    sample_ids: Callable[[], tuple[int, ...] | None]
+    read: Read
+    read_ids: Callable[[], list[list[int]]]
+
+
+class Route(Protocol):
+    """Steps of a run, on all ranks together."""
+
+    @property
+    def state(self) -> State:
+        """What a checkpoint holds."""
+
+    @property
+    def sent_bytes(self) -> int:
+        """Bytes that this rank sent."""
+
+    def steps(self, first: int, stop: int) -> Generator[list[Came], None, None]:
+        """Steps from `first` up to `stop`, one or several at a time; then it rests."""
+
+    def begin(self) -> None:
+        """Start the clock of the next step here."""
+
+    def settle(self) -> None:
+        """Bring the model that is evaluated and kept into the stage, the same on all ranks."""
+
+
+class Native:
+    """Every step, mean, dense: the backend's own collectives."""
+
+    def __init__(
+        self,
+        job: Job,
+        applied: Applied,
+        world: World,
+        feed: Feed,
+        n_steps: int,
+        *,
+        say: Callable[[], Said],
+        on_gradients: OnGradients | None,
+    ) -> None:
+        self._job, self._applied, self._world, self._feed = job, applied, world, feed
+        self._n_steps, self._say = n_steps, say
+        self._driver = Driver(
+            applied,
+            world,
+            job.algorithm.rule,
+            clip_norm=job.train.clip_norm,
+            on_gradients=on_gradients,
+        )
+        self.state = State(applied, self._driver.optimizers, world)
+        self._data_rank = world.data_rank(applied.layout)
+
+    @property
+    def sent_bytes(self) -> int:
+        """Bytes that this rank sent."""
+        return self._applied.traffic.sent_bytes
+
+    def steps(self, first: int, stop: int) -> Generator[list[Came], None, None]:
+        """One at a time."""
+        with self._feed.steps(first, stop) as reads:
+            self._driver.begin()
+            for step in range(first, stop):
+                with self._world.record.doing("reading data"):
+                    read = next(reads)
+                yield [self._step(step, read)]
+
+    def begin(self) -> None:
+        """Start the clock of the next step here."""
+        self._driver.begin()
+
+    def settle(self) -> None:
+        """Ranks differ in buffers alone."""
+        average_buffers(self._applied, self._world)
+
+    def _step(self, step: int, read: Read) -> Came:
+        job, feed, traffic = self._job, self._feed, self._applied.traffic
+        n_samples, sent_bytes = feed.n_samples(step), traffic.sent_bytes
+        set_seed(self._world.device, seed_of(job.train.seed, step, self._data_rank))
+        factor = job.train.schedule.factor(step, self._n_steps)
+        result = self._driver.step(
+            feed.to_device(read, with_fillers=bool(self._applied.units)),
+            nominal_weight=float(n_samples * feed.labels_per_sample),
+            rate_factor=factor,
+            say=self._say,
+        )
+        return Came(
+            result=result,
+            n_samples=n_samples,
+            lr=job.algorithm.rule.lr * factor,
+            sent_bytes=traffic.sent_bytes - sent_bytes,
+            sample_ids=lambda: feed.sample_ids(step),
+            read=read,
+            read_ids=lambda: feed.own_ids(step),
+        )
