@@ -48,6 +48,15 @@ class FakeState:
     def tensors(self) -> dict[str, torch.Tensor]:
         return self.named
 
+    def own(self) -> dict[str, torch.Tensor]:
+        return {}
+
+    def lacking(self, _) -> list[str]:
+        return []
+
+    def take(self, *_) -> None:
+        pass
+
 
 def _values(step: int = 1) -> dict[str, torch.Tensor]:
     """Shapes that split unevenly, or leave ranks empty, or have no dimension; odd dtypes."""

@@ -19,7 +19,7 @@ import torch
 from polyreme.algo.rule import AdamW
 from polyreme.errors import RunError
 from polyreme.runlog import CheckpointEvent, EvalEvent, FaultEvent, StepEvent
-from polyreme.runtime import checkpoint, checkpoints, driver, loop, tensorfile
+from polyreme.runtime import checkpoint, checkpoints, loop, passes, tensorfile
 from polyreme.runtime.final import save_final
 from polyreme.runtime.saver import Saver
 from polyreme.runtime.state import full_parameters
@@ -349,20 +349,20 @@ def _ask_in_step(world, case, run, at):
     """One rank is asked to stop while it computes step `at`."""
     case, settings = case
     job = replace(case, settings=settings).job()
-    cross_entropy, steps = driver.cross_entropy, [0]
+    cross_entropy, steps = passes.cross_entropy, [0]
 
     def counted(*args):
         steps[0] += 1
         return cross_entropy(*args)
 
-    driver.cross_entropy = counted
+    passes.cross_entropy = counted
     saver = Saver(run, job.graph, world, keep=2)
     try:
         outcome = loop.train(
             job, world, stop=lambda: world.rank == 1 and steps[0] == at, save=saver
         )
     finally:
-        driver.cross_entropy = cross_entropy
+        passes.cross_entropy = cross_entropy
     return outcome.status, outcome.steps
 
 
