@@ -56,7 +56,7 @@ COUNTS = [1, 2, 3, 4, 5, 6, 7, 8, 9, 16]
 
 
 def _fits(topology: TopologyKind, n: int) -> bool:
-    return not topology.check(n, DataParallel())
+    return not topology.refused(n, DataParallel())
 
 
 class Clocked:
@@ -343,16 +343,16 @@ def test_refusals_of_topologies_say_what_is_legal() -> None:
     class Whole(AggregatorKind, frozen=True, kw_only=True):
         """Wants whole rows."""
 
-    found = Torus2D(rows=4).check(6, DataParallel())
+    found = Torus2D(rows=4).refused(6, DataParallel())
     assert str(found[0]) == (
         "data_parallel.topology.rows: 4 does not divide the 6 workers. Legal: 1, 2, 3, 6."
     )
-    assert not Torus2D(rows=3).check(6, DataParallel())
-    found = ParameterServer(servers=3).check(2, DataParallel())
+    assert not Torus2D(rows=3).refused(6, DataParallel())
+    found = ParameterServer(servers=3).refused(2, DataParallel())
     assert "1 to 2" in str(found[0])
 
     class Robust:
         aggregate = Whole()
 
-    assert "wants whole" in str(ParameterServer(servers=2).check(2, Robust())[0])  # type: ignore[arg-type]
-    assert not ParameterServer().check(2, Robust())  # type: ignore[arg-type]
+    assert "wants whole" in str(ParameterServer(servers=2).refused(2, Robust())[0])  # type: ignore[arg-type]
+    assert not ParameterServer().refused(2, Robust())  # type: ignore[arg-type]

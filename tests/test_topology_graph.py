@@ -54,7 +54,7 @@ def test_weights_keep_the_mean_and_reach_all(graph: Graph, n: int) -> None:
             assert torch.equal(weights, weights.T)
         assert not bool(((weights != 0) & ~graph.ever(n)).any())
         product = weights @ product
-    assert not graph.check(n)
+    assert not graph.refused(n)
     assert graph.spectral_gap(n) > 0
     assert bool((product > 0).all())
 
@@ -113,7 +113,7 @@ def test_a_matrix_is_read_from_a_file(tmp_path: Path, suffix: str) -> None:
         path.write_text("\n".join(joint.join(map(str, row)) for row in GOOD) + "\n")
     graph = Matrix(path=str(path))
     assert graph.weights(3, 7).tolist() == GOOD
-    assert not graph.check(3)
+    assert not graph.refused(3)
 
 
 @pytest.mark.parametrize(
@@ -137,7 +137,7 @@ def test_matrices_that_do_not_mix_are_refused_in_words(
     path = tmp_path / "w.json"
     path.write_text(json.dumps(rows))
     topology = Gossip(graph=Matrix(path=str(path)))
-    found = topology.check(3, DataParallel())
+    found = topology.refused(3, DataParallel())
     assert said in " ".join(map(str, found))
     assert all(each.path.startswith("data_parallel.topology") for each in found)
     with pytest.raises(ConfigError, match=r"data_parallel\.topology\.graph"):
@@ -145,7 +145,7 @@ def test_matrices_that_do_not_mix_are_refused_in_words(
 
 
 def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
-    found = Matrix(path=str(tmp_path / "none.txt")).check(3)
+    found = Matrix(path=str(tmp_path / "none.txt")).refused(3)
     assert "holds no matrix" in str(found[0])
     assert "none.txt" in str(found[0])
 
@@ -154,16 +154,16 @@ def test_push_sum_alone_takes_a_matrix_whose_columns_sum_to_one(tmp_path: Path) 
     path = tmp_path / "w.json"
     path.write_text(json.dumps(DIRECTED))
     graph = Matrix(path=str(path))
-    assert not Gossip(graph=graph, method=SGP()).check(3, DataParallel())
-    assert "doubly" in str(Gossip(graph=graph).check(3, DataParallel())[0])
+    assert not Gossip(graph=graph, method=SGP()).refused(3, DataParallel())
+    assert "doubly" in str(Gossip(graph=graph).refused(3, DataParallel())[0])
     path = tmp_path / "v.json"
     path.write_text(json.dumps(torch.tensor(DIRECTED).T.tolist()))
-    found = Gossip(graph=Matrix(path=str(path)), method=SGP()).check(3, DataParallel())
+    found = Gossip(graph=Matrix(path=str(path)), method=SGP()).refused(3, DataParallel())
     assert "not column stochastic" in str(found[0])
 
 
 def test_compressors_in_rounds_and_full_rows_are_refused() -> None:
-    found = Gossip().check(4, DataParallel(compress=PowerSGD()))
+    found = Gossip().refused(4, DataParallel(compress=PowerSGD()))
     assert "data_parallel.compress" in str(found[0])
-    found = Gossip(graph=TorusGraph(rows=3)).check(4, DataParallel())
+    found = Gossip(graph=TorusGraph(rows=3)).refused(4, DataParallel())
     assert "Legal: 1, 2, 4" in str(found[0])

@@ -6,16 +6,21 @@ from typing import Annotated
 
 import msgspec
 
+from ..errors import Violation
 from .aggregate import Aggregator
 from .aggregate.mean import Mean
 from .compress import Compressor
 from .compress.dense import Dense
 from .feedback import Feedback
+from .feedback.dgc import DGC
 from .feedback.none import NoFeedback
 from .rule import Rule
 from .rule.adamw import AdamW
 from .sync import EveryStep, Sync
 from .topology import AllReduce, Topology
+
+
+_PASSING = 5  # of a round: parameters, what is sent, what was seen of it, its mean, the step
 
 
 class DataParallel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -40,6 +45,34 @@ class DataParallel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     feedback: Feedback = NoFeedback()
     aggregate: Aggregator = Mean()
     local_clip_norm: Annotated[float, msgspec.Meta(gt=0)] | None = None
+
+    def check(self) -> list[Violation]:
+        """Momentum is kept in one place; what was sent is known where packets name it."""
+        path, found = "data_parallel", []
+        feedback = type(self.feedback).__name__
+        if self.feedback.owns_momentum and self.rule.keeps_momentum:
+            rule = f"keeps momentum, and so does data_parallel.feedback {feedback}"
+            legal = '"SGD" without momentum, "SNGD", "SignSGD"; or another feedback'
+            name = type(self.rule).__name__
+            found.append(Violation(path=f"{path}.rule.kind", value=name, rule=rule, legal=legal))
+        if isinstance(self.feedback, DGC) and self.feedback.masking and not self.compress.sparse:
+            rule = "masks entries that were sent, and no packet of data_parallel.compress names any"
+            legal = "false, or a sparse compressor such as TopK"
+            found.append(
+                Violation(path=f"{path}.feedback.masking", value=True, rule=rule, legal=legal)
+            )
+        return found
+
+    def refused(self, n: int) -> list[Violation]:
+        """What forbids this algorithm for so many workers."""
+        return self.topology.refused(n, self)
+
+    @property
+    def n_vectors(self) -> int:
+        """Vectors of the parameters' size beside parameters and gradient that a worker holds."""
+        if self.is_plain:
+            return self.rule.n_states
+        return self.rule.n_states + len(self.feedback.vectors) + _PASSING
 
     @property
     def is_plain(self) -> bool:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from ..cluster import accelerator as accelerators
 from ..cluster.detect import detect
 from ..cluster.parse import first, parse
@@ -56,7 +58,7 @@ def pose(
 
 def posed(spec: Spec, there: Cluster, accelerator: Accelerator | None) -> Problem:
     """The problem of a spec that is known to be right. Raises ConfigError for model and data."""
-    spec = matched(spec)
+    spec = _whole(matched(spec), there.n_devices)
     return Problem(
         spec=spec,
         graph=spec.model.graph(_sample(spec)),
@@ -66,10 +68,19 @@ def posed(spec: Spec, there: Cluster, accelerator: Accelerator | None) -> Proble
             global_batch=spec.train.global_batch,
             seq_len=spec.train.seq_len or 1,
             precision=_precision(spec, there, accelerator),
-            optimizer_states=spec.data_parallel.rule.n_states,
+            optimizer_states=spec.data_parallel.n_vectors,
             optimizer_scalars=spec.data_parallel.rule.n_scalars,
         ),
     )
+
+
+def _whole(spec: Spec, n_devices: int) -> Spec:
+    """An algorithm's workers are whole replicas, one a device, as many as there are devices."""
+    if spec.data_parallel.is_plain or spec.parallel.plan is not None:
+        return spec
+    replica = spec.parallel.replica or n_devices
+    parallel = msgspec.structs.replace(spec.parallel, replica=replica, shard=1)
+    return msgspec.structs.replace(spec, parallel=parallel)
 
 
 def graph_of(spec: Spec) -> LayerGraph:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Literal
 import msgspec
 
 from .. import spec as specs
+from ..algo.compose import DataParallel
 from ..cluster.accelerator import Accelerator
 from ..cluster.types import Cluster
 from ..errors import PolyremeError
@@ -188,7 +189,10 @@ def _plan(problem: Problem, given: Plan | None, *, all_devices: bool) -> Plan:
 
 
 def _job(problem: Problem, plan: Plan, dtype: Dtype) -> Job:
-    """The run of the plan without dropout, in this dtype; buckets hold the same parameters."""
+    """The run of the plan without dropout, in this dtype; buckets hold the same parameters.
+
+    What is held to the reference is the split: training is plain, by the spec's rule.
+    """
     from ..graph.dropout import without_dropout
     from ..runtime.job import Job
 
@@ -204,7 +208,7 @@ def _job(problem: Problem, plan: Plan, dtype: Dtype) -> Job:
         ),
         source=spec.data.open(spec.train.seq_len, spec.train.seed),
         train=spec.train,
-        algorithm=spec.data_parallel,
+        algorithm=DataParallel(rule=spec.data_parallel.rule),
         partition=spec.data.partition,
     )
 

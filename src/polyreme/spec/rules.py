@@ -32,6 +32,8 @@ def impossible(spec: Spec, n_devices: int | None) -> list[Violation]:
         partial(fit.positions, spec),
         partial(fit.pixels, spec),
         partial(_devices, spec, n_devices),
+        partial(_whole, spec),
+        partial(_workers, spec, n_devices),
     )
     # Where the data are of the wrong form, a length of sequences may yet be right.
     apart = checked(partial(fit.form, spec), "spec")
@@ -128,6 +130,22 @@ def _trackers(spec: Spec) -> Iterator[Violation]:
             rule = f'needs a package that is not here: pip install "polyreme[{name}]"'
             path = f"report.trackers[{index}]"
             yield Violation(path=path, value=name, rule=rule, legal="leave it out, or install it")
+
+
+def _whole(spec: Spec) -> Iterator[Violation]:
+    if spec.data_parallel.is_plain:
+        return
+    for axis in ("shard", "tp", "cp", "ep", "pp"):
+        given = getattr(spec.parallel, axis)
+        if given is not None and given > 1:
+            rule = "splits replicas, and [data_parallel] takes each one's parameters as one vector"
+            yield Violation(path=f"parallel.{axis}", value=given, rule=rule, legal="1")
+
+
+def _workers(spec: Spec, n_devices: int | None) -> Iterator[Violation]:
+    n = spec.parallel.replica or n_devices
+    if not spec.data_parallel.is_plain and n is not None:
+        yield from spec.data_parallel.refused(n)
 
 
 def _devices(spec: Spec, n_devices: int | None) -> Iterator[Violation]:

@@ -21,7 +21,7 @@ State = dict[str, Any]
 """Tensors and numbers by name: what a checkpoint holds of a rule."""
 
 
-class RuleKind(msgspec.Struct, frozen=True, kw_only=True):
+class RuleKind(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A rule turns a gradient into a change of the parameters and keeps no state itself.
 
     Attributes:
@@ -79,6 +79,11 @@ class RuleKind(msgspec.Struct, frozen=True, kw_only=True):
         from ..optimizer import RuleOptimizer
 
         return RuleOptimizer(params, self)
+
+    @property
+    def keeps_momentum(self) -> bool:
+        """Whether its steps go along gradients of earlier steps too."""
+        return bool(self.vectors)
 
     @property
     def coupled_decay(self) -> float:

@@ -32,6 +32,11 @@ class LARS(RuleKind, frozen=True, kw_only=True, tag="LARS", tag_field="kind"):
     trust: Positive = 1e-3
 
     @property
+    def keeps_momentum(self) -> bool:
+        """Unless its share is 0."""
+        return self.momentum > 0
+
+    @property
     def vectors(self) -> tuple[str, ...]:
         """Momentum, with the rates inside."""
         return ("momentum_buffer",)

@@ -25,6 +25,11 @@ class Lion(RuleKind, frozen=True, kw_only=True, tag="Lion", tag_field="kind"):
     betas: tuple[Beta, Beta] = (0.9, 0.99)
 
     @property
+    def keeps_momentum(self) -> bool:
+        """Unless its share is 0."""
+        return self.betas[0] > 0
+
+    @property
     def vectors(self) -> tuple[str, ...]:
         """The mean."""
         return ("exp_avg",)

@@ -23,6 +23,11 @@ class Moments(RuleKind, frozen=True, kw_only=True):
     eps: Positive = 1e-8
 
     @property
+    def keeps_momentum(self) -> bool:
+        """Unless its share is 0."""
+        return self.betas[0] > 0
+
+    @property
     def vectors(self) -> tuple[str, ...]:
         """Both means."""
         return ("exp_avg", "exp_avg_sq")

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 class SGD(RuleKind, frozen=True, kw_only=True, tag="SGD", tag_field="kind"):
     """SGD with (Nesterov) momentum; weight decay coupled or decoupled.
 
-    Source: Robbins and Monro 1951; Polyak 1964; Nesterov 1983; as in torch.optim.SGD. Decoupled:
+    Source: Robbins and Monro 1951; Polyak 1964; Nesterov 1983; as in torch.optim.SGD; decoupled:
     Loshchilov and Hutter 2019, algorithm 1.
     Differs: decoupled decay is scaled by the learning rate.
 

@@ -52,6 +52,11 @@ class Signum(SignSGD, frozen=True, kw_only=True, tag="Signum", tag_field="kind")
     momentum: Beta = 0.9
 
     @property
+    def keeps_momentum(self) -> bool:
+        """Unless its share is 0."""
+        return self.momentum > 0
+
+    @property
     def vectors(self) -> tuple[str, ...]:
         """The mean."""
         return ("momentum_buffer",)

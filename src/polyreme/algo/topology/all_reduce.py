@@ -7,7 +7,7 @@ from .kind import TopologyKind
 
 
 class AllReduce(TopologyKind, frozen=True, kw_only=True, tag="AllReduce", tag_field="kind"):
-    """The backend's collectives over all replicas."""
+    """The backend's collectives over all replicas. Source: those of torch.distributed."""
 
     def cost(self, n: int, nbytes: int, *, adds: bool = True) -> Cost:
         """As a ring that gathers all messages, which is how both clocks count it."""

@@ -31,6 +31,8 @@ class Gossip(TopologyKind, frozen=True, kw_only=True, tag="Gossip", tag_field="k
     feedback has nothing to add, and momentum that it owns is each worker's own. The aggregate is
     the graph's weighted mean.
 
+    Source: Boyd et al. 2006, "Randomized Gossip Algorithms" (mixing); Lian et al. 2017 (training).
+
     Attributes:
         graph: Who takes how much of whom.
         method: What is sent, and how it is mixed in.
@@ -40,9 +42,9 @@ class Gossip(TopologyKind, frozen=True, kw_only=True, tag="Gossip", tag_field="k
     graph: Graph = RingGraph()
     method: Method = DPSGD()
 
-    def check(self, n: int, algorithm: DataParallel) -> list[Violation]:
+    def refused(self, n: int, algorithm: DataParallel) -> list[Violation]:
         """Weights must mix models, packets be readable by neighbours; the mean is weighted."""
-        found = self.graph.check(n, columns_only=self.method.columns_only)
+        found = self.graph.refused(n, columns_only=self.method.columns_only)
         if algorithm.compress.in_rounds:
             name = type(algorithm.compress).__name__
             rule = "exchanges in rounds among all workers, which neighbours do not"

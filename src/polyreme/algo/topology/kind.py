@@ -25,7 +25,7 @@ Aggregating = Callable[[Sequence[Message]], "tuple[torch.Tensor, Any]"]
 """The aggregate of messages in order of workers, as one vector, and the aggregator's next state."""
 
 
-class TopologyKind(msgspec.Struct, frozen=True, kw_only=True):
+class TopologyKind(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A topology says who sends to whom so that workers have a function of what all have.
 
     One that is not `exact` mixes models of neighbours instead (gossip): its `mix` takes the place
@@ -42,7 +42,7 @@ class TopologyKind(msgspec.Struct, frozen=True, kw_only=True):
         """Whether aggregates of servers travel compressed."""
         return False
 
-    def check(self, n: int, algorithm: DataParallel) -> list[Violation]:
+    def refused(self, n: int, algorithm: DataParallel) -> list[Violation]:
         """What forbids this topology for so many workers."""
         return []
 

@@ -47,7 +47,7 @@ class ParameterServer(
     back: Compressor = Dense()
     feedback: bool = True
 
-    def check(self, n: int, algorithm: DataParallel) -> list[Violation]:
+    def refused(self, n: int, algorithm: DataParallel) -> list[Violation]:
         """Servers are workers; shares can be aggregated alone; the way back is one message."""
         path, found = "data_parallel.topology", []
         if self.servers > n:

@@ -63,7 +63,7 @@ class Torus2D(TopologyKind, frozen=True, kw_only=True, tag="Torus2D", tag_field=
 
     rows: Annotated[int, msgspec.Meta(ge=1)] | None = None
 
-    def check(self, n: int, algorithm: DataParallel) -> list[Violation]:
+    def refused(self, n: int, algorithm: DataParallel) -> list[Violation]:
         """Rows must be full."""
         return rows_violation(n, self.rows, "data_parallel.topology.rows")
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 _CLOSE = 1e-9
 
 
-class GraphKind(msgspec.Struct, frozen=True, kw_only=True):
+class GraphKind(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A graph gives weights W: worker i takes W[i, j] of the model of worker j.
 
     Rows and columns sum to 1 unless said otherwise, so that the mean of models stays. Between
@@ -69,7 +69,7 @@ class GraphKind(msgspec.Struct, frozen=True, kw_only=True):
         sizes = torch.linalg.eigvals(product).abs().sort(descending=True).values
         return 1.0 if n == 1 else max(0.0, 1 - float(sizes[1]))
 
-    def check(self, n: int, *, columns_only: bool = False) -> list[Violation]:
+    def refused(self, n: int, *, columns_only: bool = False) -> list[Violation]:
         """Faults of the weights; push-sum wants columns that sum to 1 alone."""
         return []
 

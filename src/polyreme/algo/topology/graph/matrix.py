@@ -20,6 +20,9 @@ _FORMS = "a file of n rows of n numbers: .npy, .json (a list of lists), or text"
 class Matrix(GraphKind, frozen=True, kw_only=True, tag="Matrix", tag_field="kind"):
     """Weights from a file, the same at every step: row i is what worker i takes of each.
 
+    Source: Xiao and Boyd 2004, "Fast linear iterations for distributed averaging", theorem 1 (what
+    such weights must hold).
+
     Attributes:
         path: .npy, .json (a list of lists), or text with spaces or commas between numbers.
     """
@@ -41,7 +44,7 @@ class Matrix(GraphKind, frozen=True, kw_only=True, tag="Matrix", tag_field="kind
             rule = f"holds no matrix ({error})"
             raise ConfigError([self._violation(rule, _FORMS)]) from error
 
-    def check(self, n: int, *, columns_only: bool = False) -> list[Violation]:
+    def refused(self, n: int, *, columns_only: bool = False) -> list[Violation]:
         """A square of numbers, as many as workers, stochastic, connected."""
         try:
             weights = self.weights(n, 0)

@@ -14,6 +14,9 @@ from .kind import GraphKind
 class TorusGraph(GraphKind, frozen=True, kw_only=True, tag="Torus", tag_field="kind"):
     """Each worker with those beside, above and below it.
 
+    Source: Koloskova, Stich and Jaggi 2019, "Decentralized Stochastic Optimization and Gossip
+    Algorithms with Compressed Communication".
+
     Attributes:
         rows: Rows of the torus, which must divide the number of workers; as near to a square as
             it goes, unless given.
@@ -33,6 +36,6 @@ class TorusGraph(GraphKind, frozen=True, kw_only=True, tag="Torus", tag_field="k
             near.append((beside | above) - {i})
         return near
 
-    def check(self, n: int, *, columns_only: bool = False) -> list[Violation]:
+    def refused(self, n: int, *, columns_only: bool = False) -> list[Violation]:
         """Rows must be full."""
         return rows_violation(n, self.rows, "data_parallel.topology.graph.rows")

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 State = dict[str, Any]
 
 
-class MethodKind(msgspec.Struct, frozen=True, kw_only=True):
+class MethodKind(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A method sends a worker's model, or what neighbours lack of it, and mixes theirs in.
 
     Keeps no state itself. All workers start from the same model.
