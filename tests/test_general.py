@@ -15,7 +15,7 @@ from polyreme.runtime import checkpoint, checkpoints, loop
 from polyreme.runtime.saver import Saver
 from polyreme.runtime.state import full_parameters
 from polyreme.sim.compute import Constant
-from polyreme.sim.network import Network
+from polyreme.sim.network import Uniform
 from tiny import Case, Model
 
 PLAIN = DataParallel(rule=rule.SGD(lr=0.2, momentum=0.9))
@@ -55,7 +55,7 @@ def _run(world, case: Case, run: Path | None = None, until: int = 0, resume: boo
 
 
 def _virtual(world, case: Case, n: int):
-    run = VirtualRun(case.job(), world, n, compute=Constant(), network=Network())
+    run = VirtualRun(case.job(), world, n, compute=Constant(), network=Uniform())
     run.play(run.n_steps)
     run.settle()
     tensors = dict(run.applied.masters)

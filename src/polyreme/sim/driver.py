@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
@@ -27,15 +26,18 @@ from ..algo.effects import (
 )
 from ..algo.ledger import Ledger
 from ..algo.worker import Worker
+from . import stuck
 from .clock import Clock
 from .compute import Compute as ComputeModel
 from .compute import Constant
-from .network import Network
+from .links import Links, Mail
+from .network import Network, Uniform
+from .spent import Spent
 
 if TYPE_CHECKING:
     import torch
 
-_ALIKE, _USUAL = Constant(), Network()
+_ALIKE, _USUAL = Constant(), Uniform()
 
 
 class Gradients(Protocol):
@@ -45,21 +47,34 @@ class Gradients(Protocol):
         """The mean gradient of a worker's batch at these parameters."""
 
 
-@dataclass
+@dataclass(kw_only=True, slots=True)
 class _Player:
-    """One worker: its state between rounds, its program within one."""
+    """One worker: its state between rounds, its program within one, its mail.
+
+    `blocked` is the effect that it waits at, since `since_s`; `n_waits` tells its waits apart.
+    """
 
     me: Worker
     state: dict[str, Any]
     program: Any = None
-    inbox: list[Received] = field(default_factory=list)
-    wants: Recv | None = None
+    inbox: list[Mail] = field(default_factory=list)
+    blocked: Effect | None = None
+    since_s: float = 0.0
     n_waits: int = 0
-    link_free_s: float = 0.0
+    spent: Spent = field(default_factory=Spent)
 
 
 class Simulation:
-    """Workers on a virtual clock; `play` runs them to a step."""
+    """Workers on a virtual clock; `play` runs them to a step.
+
+    Rounds are played one after another from `states`; between two calls of `play` there is no more
+    than `states`, the time, and messages that nobody has asked for. What happens at the same time
+    happens in the order in which it was set, workers first by their number, so that all is a
+    function of the arguments. Gradients are computed when they begin. Messages are handed over as
+    they are, not as bytes, and functions of all messages are called once: programs change neither.
+
+    `seed` is of the seconds that `compute` draws. `on_record` is told worker, record and time.
+    """
 
     def __init__(
         self,
@@ -70,134 +85,188 @@ class Simulation:
         *,
         compute: ComputeModel = _ALIKE,
         network: Network = _USUAL,
+        seed: int = 0,
         on_record: Callable[[Worker, Record, float], None] | None = None,
     ) -> None:
         self.algorithm, self.gradients = algorithm, gradients
-        self.compute, self.network = compute, network
+        self.compute, self.network, self.seed = compute, network, seed
         self.clock, self.ledger = Clock(), Ledger()
+        self._links = Links(network, len(workers), self.clock, self._deliver)
         self._on_record = on_record
         self._players = [_Player(me=me, state=s) for me, s in zip(workers, states, strict=True)]
-        self._meetings: deque[tuple[int, Effect]] = deque()
-        self._until = 0
+        self._met: list[_Player] = []
+        self._until = self._n_active = 0
 
     @property
     def states(self) -> list[dict[str, Any]]:
         """Of all workers, between rounds."""
         return [player.state for player in self._players]
 
+    @property
+    def spent(self) -> list[Spent]:
+        """What each worker did with the virtual seconds, up to the end of the last `play`."""
+        return [player.spent for player in self._players]
+
+    @property
+    def utilisation(self) -> float:
+        """Seconds in gradients over all virtual seconds of all workers; 0 before any passed."""
+        passed_s = self.clock.now_s * len(self._players)
+        return sum(each.compute_s for each in self.spent) / passed_s if passed_s else 0.0
+
+    @property
+    def sent_bytes(self) -> list[int]:
+        """Bytes that each worker sent."""
+        return self._bytes(0)
+
+    @property
+    def received_bytes(self) -> list[int]:
+        """Bytes that were sent to each worker."""
+        return self._bytes(1)
+
+    def _bytes(self, end: int) -> list[int]:
+        totals = [0] * len(self._players)
+        for link, n_bytes in self.ledger.bytes.items():
+            totals[link[end]] += n_bytes
+        return totals
+
     def play(self, until: int) -> None:
-        """Rounds of every worker until it has done so many steps."""
-        self._until = until
+        """Rounds of every worker until it has done so many steps; all start together.
+
+        Raises:
+            RunError: Workers wait for what never comes, or do not fit together.
+        """
+        self._until, self._n_active = until, len(self._players)
         for player in self._players:
-            self._begin(player)
-        self.clock.run()
-        stuck = [player.me.rank for player in self._players if player.program is not None]
-        assert not stuck, f"workers {stuck} wait for what never comes"
+            self.clock.at(self.clock.now_s, self._begin, player)
+        while self._n_active:
+            if not self.clock.step():
+                waiting = [(p.me.rank, p.state["step"] + 1, p.blocked) for p in self._players]
+                raise stuck.deadlock(waiting, self.clock.now_s)
+        for player in self._players:
+            player.spent.wait_s += self.clock.now_s - player.since_s
 
     def _begin(self, player: _Player) -> None:
         if player.state["step"] < self._until:
             player.program = self.algorithm.sync.round(self.algorithm, player.state, player.me)
-            self._later(player, 0.0, None)
-
-    def _later(self, player: _Player, seconds: float, answer: Any) -> None:
-        self.clock.at(self.clock.now_s + seconds, lambda: self._go_on(player, answer))
+            self._go_on(player, None)
+        else:
+            self._n_active -= 1
+            player.since_s = self.clock.now_s
 
     def _go_on(self, player: _Player, answer: Any) -> None:
         """Play a worker until it waits for something."""
+        player.blocked = None
         while True:
             try:
                 effect = player.program.send(answer)
             except StopIteration as end:
                 player.program, player.state = None, end.value
-                self._begin(player)
+                self.clock.at(self.clock.now_s, self._begin, player)
                 return
-            if isinstance(effect, SumShards):
+            answer = None
+            if isinstance(effect, Send):
+                self._send(player, effect)
+            elif isinstance(effect, Recv):
+                answer = self._receive(player, effect)
+                if answer is None:
+                    return
+            elif isinstance(effect, SumShards):
                 answer = effect.partial
             elif isinstance(effect, Record):
                 if self._on_record is not None:
                     self._on_record(player.me, effect, self.clock.now_s)
-                answer = None
             elif isinstance(effect, Now):
                 answer = self.clock.now_s
             elif isinstance(effect, Members):
                 answer = tuple(range(player.me.n))
-            elif isinstance(effect, Send):
-                self._send(player, effect)
-                answer = None
             else:
                 self._wait(player, effect)
                 return
 
     def _wait(self, player: _Player, effect: Effect) -> None:
+        player.blocked, player.since_s = effect, self.clock.now_s
         if isinstance(effect, Compute):
-            found = self.gradients(player.me.rank, effect.params, effect.batch)
-            seconds = self.compute.gradient_s(player.me, effect.batch)
-            self._later(player, seconds, found)
+            me = player.me
+            found = self.gradients(me.rank, effect.params, effect.batch)
+            seconds = self.compute.gradient_s(me.rank, me.n, effect.batch, self.seed)
+            player.spent.compute_s += seconds
+            self.clock.at(self.clock.now_s + seconds, self._go_on, player, found)
         elif isinstance(effect, Sleep):
-            self._later(player, effect.seconds, None)
-        elif isinstance(effect, Recv):
-            self._receive(player, effect)
+            player.spent.wait_s += effect.seconds
+            self.clock.at(self.clock.now_s + effect.seconds, self._go_on, player, None)
         else:
-            assert isinstance(effect, Agree | Combine)
-            self._meet(player, effect)
+            assert isinstance(effect, Agree | Combine), f"{effect} is no effect"
+            self._meet(player)
 
-    def _meet(self, player: _Player, effect: Agree | Combine) -> None:
+    def _meet(self, player: _Player) -> None:
         """Wait for all others at the same effect; the last to come answers all."""
-        self._meetings.append((player.me.rank, effect))
-        if len(self._meetings) < len(self._players):
+        self._met.append(player)
+        if len(self._met) < len(self._players):
             return
-        met = sorted(self._meetings, key=lambda each: each[0])
-        self._meetings.clear()
-        effects = [each for _, each in met]
-        assert len({type(each) for each in effects}) == 1, "all workers play the same program"
+        self._met.clear()
+        effects: list[Any] = [each.blocked for each in self._players]
+        first = effects[0]
         answer: Any
-        if isinstance(effect, Agree):
-            told = [each.batches for each in effects if isinstance(each, Agree)]
-            sizes = [8 * sum(map(len, batches)) for batches in told]
-            answer = Seen.of(told)
+        if all(isinstance(each, Agree) for each in effects):
+            if len({len(each.batches) for each in effects}) > 1:
+                raise self._apart()
+            sizes = [8 * sum(map(len, each.batches)) for each in effects]
+            answer = Seen.of([each.batches for each in effects])
+        elif all(isinstance(each, Combine) for each in effects):
+            kinds = first.message.kinds
+            if any(each.message.kinds != kinds for each in effects):
+                raise self._apart()
+            sizes = [each.message.nbytes for each in effects]
+            answer = first.function([each.message for each in effects])
         else:
-            messages = [each.message for each in effects if isinstance(each, Combine)]
-            sizes = [message.nbytes for message in messages]
-            answer = effect.function(messages)
+            raise self._apart()
         self.ledger.gathered(sizes)
-        seconds = self.network.gathering_s(sizes)
-        for other in self._players:
-            self._later(other, seconds, answer)
+        now_s, seconds = self.clock.now_s, self.network.gathering_s(sizes)
+        for each in self._players:
+            each.spent.wait_s += now_s - each.since_s
+            each.spent.comm_s += seconds
+            self.clock.at(now_s + seconds, self._go_on, each, answer)
+
+    def _apart(self) -> Exception:
+        return stuck.apart([(each.me.rank, each.blocked) for each in self._players if each.blocked])
 
     def _send(self, player: _Player, effect: Send) -> None:
-        n_bytes, now_s = effect.message.nbytes, self.clock.now_s
+        n_bytes = effect.message.nbytes
         self.ledger.sent(player.me.rank, effect.to, n_bytes)
-        player.link_free_s = max(player.link_free_s, now_s) + self.network.sending_s(n_bytes)
-        to = self._players[effect.to]
         received = Received(source=player.me.rank, message=effect.message)
-        arrival_s = player.link_free_s + self.network.latency_s
-        self.clock.at(arrival_s, lambda: self._deliver(to, received))
+        self._links.send(effect.to, n_bytes, Mail(received=received, sent_s=self.clock.now_s))
 
-    def _deliver(self, player: _Player, received: Received) -> None:
-        player.inbox.append(received)
-        if player.wants is not None:
-            self._look(player)
+    def _deliver(self, to: int, mail: Mail) -> None:
+        player = self._players[to]
+        wants = player.blocked
+        if not isinstance(wants, Recv) or wants.source not in (ANY, mail.received.source):
+            player.inbox.append(mail)
+            return
+        waited_s = max(mail.sent_s - player.since_s, 0.0)
+        player.spent.wait_s += waited_s
+        player.spent.comm_s += self.clock.now_s - player.since_s - waited_s
+        self._go_on(player, self._read(player, wants, mail))
 
-    def _receive(self, player: _Player, effect: Recv) -> None:
-        player.wants = effect
-        player.n_waits += 1
-        if not self._look(player) and effect.timeout_s is not None:
-            number = player.n_waits
-            when_s = self.clock.now_s + effect.timeout_s
-            self.clock.at(when_s, lambda: self._give_up(player, number))
-
-    def _look(self, player: _Player) -> bool:
-        wants = player.wants
-        assert wants is not None
-        for index, received in enumerate(player.inbox):
-            if wants.source in (ANY, received.source):
+    def _receive(self, player: _Player, effect: Recv) -> Received | None:
+        """The first message that came of those that are wanted; if there is none, wait."""
+        for index, mail in enumerate(player.inbox):
+            if effect.source in (ANY, mail.received.source):
                 del player.inbox[index]
-                player.wants = None
-                self._later(player, 0.0, received)
-                return True
-        return False
+                return self._read(player, effect, mail)
+        player.blocked, player.since_s = effect, self.clock.now_s
+        player.n_waits += 1
+        if effect.timeout_s is not None:
+            when_s = self.clock.now_s + effect.timeout_s
+            self.clock.at(when_s, self._give_up, player, player.n_waits)
+        return None
+
+    def _read(self, player: _Player, effect: Recv, mail: Mail) -> Received:
+        kinds = mail.received.message.kinds
+        if kinds != effect.kinds:
+            raise stuck.unlike(player.me.rank, mail.received.source, effect.kinds, kinds)
+        return mail.received
 
     def _give_up(self, player: _Player, number: int) -> None:
-        if player.wants is not None and player.n_waits == number:
-            player.wants = None
-            self._later(player, 0.0, None)
+        if isinstance(player.blocked, Recv) and player.n_waits == number:
+            player.spent.wait_s += self.clock.now_s - player.since_s
+            self._go_on(player, None)

@@ -1,0 +1,78 @@
+"""What to say of workers that cannot go on."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import islice
+
+from ..algo.effects import ANY, Agree, Combine, Effect, Recv
+from ..errors import RunError
+
+_SHOWN = 8
+
+
+def deadlock(waiting: Sequence[tuple[int, int, Effect | None]], now_s: float) -> RunError:
+    """Of every worker: its number, its step from 1, what it waits for (None: it has ended)."""
+    blocked = [(rank, step, effect) for rank, step, effect in waiting if effect is not None]
+    ended = [rank for rank, _, effect in waiting if effect is None]
+    lines = [
+        f"worker {rank} (step {step}) waits for {_what(effect)}"
+        for rank, step, effect in islice(blocked, _SHOWN)
+    ]
+    if len(blocked) > _SHOWN:
+        lines.append(f"{len(blocked) - _SHOWN} others wait too")
+    if ended:
+        lines.append(f"workers {_list(ended)} have done their steps")
+    return RunError(
+        f"workers wait for what never comes, {now_s:g} virtual seconds after the start: "
+        + "; ".join(lines),
+        rank=blocked[0][0],
+        op=_name(blocked[0][2]),
+    )
+
+
+def apart(effects: Sequence[tuple[int, Effect]]) -> RunError:
+    """Workers that meet at different effects."""
+    by_name: dict[str, list[int]] = {}
+    for rank, effect in effects:
+        by_name.setdefault(_shown(effect), []).append(rank)
+    parts = [f"workers {_list(ranks)} at {name}" for name, ranks in by_name.items()]
+    return RunError(
+        f"all workers must come to the same collective, but there are {' and '.join(parts)}",
+        rank=effects[-1][0],
+        op=_name(effects[-1][1]),
+    )
+
+
+def unlike(rank: int, source: int, wanted: object, came: object) -> RunError:
+    """A message that is not of the kinds that its receiver named."""
+    return RunError(
+        f"worker {rank} cannot read the message of worker {source}: it wants {wanted}, "
+        f"this is {came}",
+        rank=source,
+        op="Send",
+    )
+
+
+def _what(effect: Effect) -> str:
+    if isinstance(effect, Recv):
+        who = "any worker" if effect.source == ANY else f"worker {effect.source}"
+        return f"a message from {who}"
+    return f"all others at {_shown(effect)}"
+
+
+def _shown(effect: Effect) -> str:
+    if isinstance(effect, Agree):
+        return f"Agree of {len(effect.batches)}"
+    if isinstance(effect, Combine):
+        return f"Combine of {len(effect.message.packets)} packets"
+    return _name(effect)
+
+
+def _name(effect: Effect) -> str:
+    return type(effect).__name__
+
+
+def _list(ranks: Sequence[int]) -> str:
+    more = f" and {len(ranks) - _SHOWN} others" if len(ranks) > _SHOWN else ""
+    return ", ".join(map(str, ranks[:_SHOWN])) + more
