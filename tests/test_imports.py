@@ -28,6 +28,8 @@ ROOMS = {
 ROOMS["reference"] = {"graph", "data", "algo"}
 ROOMS["summary"] = {"plan", "profile", "graph", "cluster"}
 ROOMS["doctor"] = {"cluster", "runtime"}
+ROOMS["compress"] = ROOMS["aggregate"] = ROOMS["optim"] = {"algo"}
+ROOMS["ddp"] = {"algo", "spec"}
 ROOMS["api"] = set(ROOMS)
 ROOMS["cli"] = {"api", "spec"}
 

@@ -2,7 +2,9 @@
 
 The commands are functions here: ``pr.train(spec)``, ``pr.plan(spec)``, ``pr.graph(module)``.
 Five of them (`doctor`, `graph`, `plan`, `profile`, `report`) share their name with a room of the
-package, so those rooms' modules can be called.
+package, so those rooms' modules can be called. For a training loop of one's own there are
+``pr.optim.SNGM(params, lr=0.1)``, ``pr.ddp_hook(algorithm)``, ``pr.compress.topk(x, ratio=0.01)``
+and ``pr.aggregate.mean(rows)``.
 """
 
 from __future__ import annotations
@@ -16,7 +18,13 @@ __version__ = "0.1.0"
 
 _ROOMS = ("doctor", "graph", "plan", "profile", "report")
 _FUNCTIONS = ("train", "check", "verify", "weights")
-_TYPES = ("SampleSpec", "TensorSpec")  # what `pr.graph` is told of a sample
+_LIBRARY = ("aggregate", "compress", "optim")  # what users take into their own training loop
+_ELSEWHERE = {
+    "SampleSpec": "sample",  # what `pr.graph` is told of a sample
+    "TensorSpec": "sample",
+    "DataParallel": "algo.compose",
+    "ddp_hook": "ddp",
+}
 
 
 class _Room(ModuleType):
@@ -36,16 +44,16 @@ class _Package(ModuleType):
         super().__setattr__(name, value)
 
     def __getattr__(self, name: str) -> Any:
-        if name in _ROOMS:
+        if name in (*_ROOMS, *_LIBRARY):
             return importlib.import_module(f"polyreme.{name}")
         if name in _FUNCTIONS:
             return getattr(importlib.import_module("polyreme.api"), name)
-        if name in _TYPES:
-            return getattr(importlib.import_module("polyreme.sample"), name)
+        if name in _ELSEWHERE:
+            return getattr(importlib.import_module(f"polyreme.{_ELSEWHERE[name]}"), name)
         raise AttributeError(f"module 'polyreme' has no attribute {name!r}")
 
     def __dir__(self) -> list[str]:
-        return sorted(["__version__", *_ROOMS, *_FUNCTIONS, *_TYPES])
+        return sorted(["__version__", *_ROOMS, *_FUNCTIONS, *_LIBRARY, *_ELSEWHERE])
 
 
 sys.modules[__name__].__class__ = _Package

@@ -24,9 +24,9 @@ def length(vector: torch.Tensor) -> Split[float]:
 
 
 def normalised(vector: torch.Tensor) -> Split[torch.Tensor]:
-    """The vector at length 1; zero stays zero."""
+    """The vector at length 1; zero stays zero, and one that is not finite is so in all entries."""
     norm = yield from length(vector)
-    return vector / norm if norm > 0 else vector
+    return vector / norm if norm != 0 else vector
 
 
 def trusted(
@@ -37,6 +37,6 @@ def trusted(
 
     squares = torch.stack([layout.square_sums(params), layout.square_sums(step)])
     weights, steps = (yield SumShards(partial=squares, per_tensor=True)).sqrt()
-    usable = (weights > 0) & (steps > 0)
+    usable = (weights != 0) & (steps != 0)
     ratios = torch.where(usable, trust * weights / steps, torch.ones_like(steps))
     return step * layout.spread(ratios).to(step.dtype)

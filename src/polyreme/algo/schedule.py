@@ -15,7 +15,14 @@ def _warmed(step: int, warmup: int) -> float:
     return min(1.0, (step + 1) / warmup) if warmup else 1.0
 
 
-class Constant(msgspec.Struct, frozen=True, kw_only=True, tag="constant", tag_field="kind"):
+class Constant(
+    msgspec.Struct,
+    frozen=True,
+    kw_only=True,
+    forbid_unknown_fields=True,
+    tag="constant",
+    tag_field="kind",
+):
     """Linear warm-up, then 1.
 
     Attributes:
@@ -29,7 +36,14 @@ class Constant(msgspec.Struct, frozen=True, kw_only=True, tag="constant", tag_fi
         return _warmed(step, self.warmup)
 
 
-class Linear(msgspec.Struct, frozen=True, kw_only=True, tag="linear", tag_field="kind"):
+class Linear(
+    msgspec.Struct,
+    frozen=True,
+    kw_only=True,
+    forbid_unknown_fields=True,
+    tag="linear",
+    tag_field="kind",
+):
     """Linear warm-up, then a straight line down to the last step.
 
     Attributes:
@@ -45,7 +59,14 @@ class Linear(msgspec.Struct, frozen=True, kw_only=True, tag="linear", tag_field=
         return _warmed(step, self.warmup) * (1 - (1 - self.final) * _done(step, self, n_steps))
 
 
-class Cosine(msgspec.Struct, frozen=True, kw_only=True, tag="cosine", tag_field="kind"):
+class Cosine(
+    msgspec.Struct,
+    frozen=True,
+    kw_only=True,
+    forbid_unknown_fields=True,
+    tag="cosine",
+    tag_field="kind",
+):
     """Linear warm-up, then half a cosine. Source: Loshchilov and Hutter 2017, eq. 5.
 
     Attributes:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
-import re
 from collections.abc import Iterator
 from typing import Any, get_args
 
@@ -58,13 +56,10 @@ def _data() -> Iterator[tuple[str, str, str]]:
 
 
 def _algorithms() -> Iterator[tuple[str, str, str]]:
-    from ..algo.compose import DataParallel
-    from ..algo.schedule import Schedule
+    from ..algo.members import members, schedules
 
-    hints = inspect.get_annotations(DataParallel, eval_str=True)
-    for part, union in {**hints, "schedule": Schedule}.items():
-        for kind in get_args(union) or (union,):
-            yield (f"{part}: {_tag(kind)}", *_documented(kind))
+    for each in (*members(), *schedules()):
+        yield f"{each.part}: {each.kind}", each.line, each.source
 
 
 def _solvers() -> Iterator[tuple[str, str, str]]:
@@ -86,7 +81,6 @@ def _tag(kind: Any) -> str:
 
 def _documented(thing: Any) -> tuple[str, str]:
     """First line of a docstring, and what stands after "Source:"."""
-    text = inspect.getdoc(thing) or ""
-    source = re.search(r"Source: (.+?)(?:\n\n|$)", text, re.DOTALL)
-    first = text.split("\n\n")[0].split("Source:")[0]
-    return " ".join(first.split()), " ".join(source[1].split()) if source else ""
+    from ..algo.members import first_line, source
+
+    return first_line(thing), source(thing)

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 State = dict[str, Any]
 
 
-class AggregatorKind(msgspec.Struct, frozen=True, kw_only=True):
+class AggregatorKind(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """An aggregator makes one vector of the workers' vectors; its state is equal on all workers."""
 
     is_mean: ClassVar[bool] = False

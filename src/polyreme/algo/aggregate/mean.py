@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 class Mean(AggregatorKind, frozen=True, kw_only=True, tag="Mean", tag_field="kind"):
-    """The mean of all workers, summed in their order."""
+    """The mean of all workers, summed in their order. Source: no paper; the plain mean."""
 
     is_mean: ClassVar[bool] = True
     by_entry: ClassVar[bool] = True

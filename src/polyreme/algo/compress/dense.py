@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class Dense(CompressorKind, frozen=True, kw_only=True, tag="Dense", tag_field="kind"):
-    """All entries as they are.
+    """All entries as they are. Source: no paper; what others are compared with.
 
     Attributes:
         per: Whether each tensor of the model is sent alone, or all of them as one vector.

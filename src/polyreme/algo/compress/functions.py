@@ -1,18 +1,24 @@
 """Compressors as plain functions of one tensor: each gives a packet with `nbytes` and `decode()`.
 
 They are one exchange without memory; whatever is drawn comes from `generator`, or from torch's
-own where none is given.
+own where none is given. Those that keep something from step to step (AdaComp, VarianceBased) start
+from nothing. PowerSGD and gTop-k have no packets: they exchange in rounds. Options that are not
+legal raise ConfigError.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Literal
 
+from ...errors import ConfigError, Violation
 from ..draw import Draw
+from ..legal import checked
 from ..packet import Like, Packet
 from .ada_comp import AdaComp
+from .atomo import ATOMO
 from .cast import Cast
 from .count_sketch import CountSketch
+from .dense import Dense
 from .kind import CompressorKind
 from .natural import Natural
 from .one_bit import OneBit
@@ -24,6 +30,7 @@ from .sparse_binary import SBC, STC
 from .tern_grad import TernGrad
 from .threshold import Threshold
 from .top_k import TopK
+from .variance import VarianceBased
 
 if TYPE_CHECKING:
     import torch
@@ -32,15 +39,34 @@ if TYPE_CHECKING:
 def packed(
     kind: CompressorKind, x: torch.Tensor, generator: torch.Generator | None = None
 ) -> Packet:
-    """What any compressor makes of a tensor as its first packet."""
+    """What any compressor, one's own too, makes of a tensor as its first packet."""
     import torch
 
+    _packets(kind, x)
     device = "cpu" if generator is None else generator.device
     seed = int(torch.randint(1 << 62, (), generator=generator, device=device))
     like = Like.of(x)
     detached = x.detach()
     buffers, _ = kind.encode(detached, kind.init(like), Draw(seed=seed, worker=0, step=0))
     return Packet(buffers=buffers, like=like, kind=kind)
+
+
+def _packets(kind: CompressorKind, x: torch.Tensor) -> None:
+    """Raises ConfigError unless the compressor is legal and makes packets of such a tensor."""
+    name = type(kind).__name__
+    checked(kind, name)
+    if kind.in_rounds:
+        rule = "exchanges in rounds among all workers, and so has no packets"
+        legal = "any compressor that makes packets"
+        raise ConfigError([Violation(path="compress", value=name, rule=rule, legal=legal)])
+    if not x.is_floating_point():
+        rule, legal = "is no tensor of real numbers", "float32, float64, bfloat16, float16"
+        raise ConfigError([Violation(path="x", value=str(x.dtype), rule=rule, legal=legal)])
+
+
+def dense(x: torch.Tensor) -> Packet:
+    """All entries as they are."""
+    return packed(Dense(), x)
 
 
 def cast(x: torch.Tensor, to: Literal["fp16", "bf16"] = "bf16") -> Packet:
@@ -116,6 +142,11 @@ def adacomp(x: torch.Tensor, bin_size: int = 500) -> Packet:
     return packed(AdaComp(bin_size=bin_size), x)
 
 
+def variancebased(x: torch.Tensor, alpha: float = 1.0, decay: float = 0.999) -> Packet:
+    """Entries that are large against how much they vary; of one tensor alone, as from nothing."""
+    return packed(VarianceBased(alpha=alpha, decay=decay), x)
+
+
 def sbc(x: torch.Tensor, ratio: float) -> Packet:
     """The largest or the smallest entries, as their mean."""
     return packed(SBC(ratio=ratio), x)
@@ -142,3 +173,8 @@ def countsketch(
 ) -> Packet:
     """The largest entries as a table of sums tells them."""
     return packed(CountSketch(ratio=ratio, rows=rows, keep=keep), x, generator)
+
+
+def atomo(x: torch.Tensor, rank: int = 2, generator: torch.Generator | None = None) -> Packet:
+    """A matrix as singular vectors, drawn; vectors as they are."""
+    return packed(ATOMO(rank=rank), x, generator)

@@ -21,7 +21,7 @@ Combining = Callable[[Sequence["torch.Tensor"]], "Program[list[torch.Tensor]]"]
 """Sends tensors as one message and gives the aggregate of each over all workers."""
 
 
-class CompressorKind(msgspec.Struct, frozen=True, kw_only=True):
+class CompressorKind(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A compressor turns a tensor into buffers and back; it keeps no state itself.
 
     Attributes:

@@ -1,0 +1,46 @@
+"""Aggregators as plain functions of (n, d) tensors: ``pr.aggregate.mean(rows)``.
+
+One row a worker. Each function gives one vector of d entries, of the rows' type.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from .algo.aggregate.mean import Mean
+from .algo.legal import checked
+from .errors import ConfigError, Violation
+
+if TYPE_CHECKING:
+    import torch
+
+    from .algo.aggregate.kind import AggregatorKind
+
+
+def mean(rows: torch.Tensor) -> torch.Tensor:
+    """The mean of all rows, summed in their order.
+
+    >>> import torch
+    >>> mean(torch.tensor([[1.0, 2.0], [3.0, 6.0]])).tolist()
+    [2.0, 4.0]
+    """
+    return combined(Mean(), rows)
+
+
+def combined(aggregator: AggregatorKind, rows: torch.Tensor) -> torch.Tensor:
+    """What any aggregator, one's own too, makes of rows when it has seen none before.
+
+    NaN and infinity count as any number: what becomes of them is the aggregator's. Rows stay as
+    they are.
+
+    Raises:
+        ConfigError: Rows are not (n, d) with n of at least 1, or the aggregator is not legal.
+    """
+    checked(aggregator, type(aggregator).__name__)
+    shape = tuple(rows.shape)
+    if len(shape) != 2 or not shape[0] or not rows.is_floating_point():
+        value, rule = f"{rows.dtype} of shape {shape}", "is not rows of real numbers"
+        legal = "a tensor of shape (n, d), n >= 1, of floating point"
+        raise ConfigError([Violation(path="rows", value=value, rule=rule, legal=legal)])
+    out, _, _ = aggregator.combine(list(rows.detach()), aggregator.init(rows[0].detach()))
+    return out

@@ -1,0 +1,88 @@
+"""Every member of every part of an algorithm, read off the configuration."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import get_args, get_type_hints
+
+import msgspec
+
+from .compose import DataParallel
+from .schedule import Schedule
+
+
+@dataclass(frozen=True, kw_only=True)
+class Member:
+    """One choice of one part, as a spec names it: `part` is "compress", `kind` is "TopK"."""
+
+    part: str
+    kind: str
+    cls: type[msgspec.Struct]
+
+    @property
+    def line(self) -> str:
+        """What it is."""
+        return first_line(self.cls)
+
+    @property
+    def source(self) -> str:
+        """Where it is from; empty where its docstring does not say."""
+        return source(self.cls)
+
+
+def members() -> tuple[Member, ...]:
+    """All of them, part by part; the parts of a part follow it ("topology.graph")."""
+    return tuple(_below(DataParallel, ""))
+
+
+def schedules() -> tuple[Member, ...]:
+    """Schedules of the learning rate, which are the training's."""
+    return tuple(Member(part="schedule", kind=_tag(each), cls=each) for each in get_args(Schedule))
+
+
+def first_line(thing: object) -> str:
+    """What a docstring says first."""
+    first = _text(thing).split("\n\n")[0].split("Source:")[0]
+    return " ".join(first.split())
+
+
+def source(thing: object) -> str:
+    """The sentence after "Source:" in a docstring."""
+    found = re.search(r"Source: (.+?)(?:\n\n|\nDiffers:|$)", _text(thing), re.DOTALL)
+    said = " ".join(found[1].split()) if found else ""
+    return re.split(r'(?<! al)\.\s+(?=[A-Z"])', said)[0].removesuffix(".")
+
+
+def _below(cls: type[msgspec.Struct], path: str) -> Iterator[Member]:
+    """Members of each field of a struct; choices that stand elsewhere already are not repeated."""
+    for name, hint in get_type_hints(cls).items():
+        kinds = [each for each in get_args(hint) or (hint,) if _is_member(each)]
+        if name not in cls.__struct_fields__ or (path and _elsewhere(kinds)):
+            continue
+        part = f"{path}.{name}" if path else name
+        for kind in kinds:
+            yield Member(part=part, kind=_tag(kind), cls=kind)
+        for kind in kinds:
+            yield from _below(kind, part)
+
+
+def _elsewhere(kinds: list[type[msgspec.Struct]]) -> bool:
+    """Whether a part of a part takes what a part of the whole takes (Rotated's `inner`)."""
+    hints = get_type_hints(DataParallel).values()
+    whole = {each for hint in hints for each in get_args(hint) or (hint,)}
+    return set(kinds) <= whole
+
+
+def _is_member(kind: object) -> bool:
+    return isinstance(kind, type) and issubclass(kind, msgspec.Struct)
+
+
+def _tag(kind: type[msgspec.Struct]) -> str:
+    return str(kind.__struct_config__.tag)
+
+
+def _text(thing: object) -> str:
+    return inspect.getdoc(thing) or ""

@@ -1,0 +1,127 @@
+"""Carries out what an exchange asks for, over a process group of the user's."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from ..algo.effects import Combine, Program, Received, Recv, Send, SumShards
+from ..algo.packet import Kinds, Message, from_bytes, to_bytes
+from ..algo.topology.all_reduce import AllReduce
+from ..algo.topology.passing import refilled, vector
+from ..algo.worker import Worker
+
+
+@dataclass(frozen=True, kw_only=True)
+class Summed:
+    """Asks for the sum of messages whose packets add, by the backend's own all-reduce."""
+
+    message: Message
+
+
+class GroupReduce(AllReduce, frozen=True, kw_only=True, tag="GroupReduce"):
+    """AllReduce whose sums are the backend's. Source: those of torch.distributed."""
+
+    def sum(self, message: Message, me: Worker) -> Program[Message]:
+        """Buffer by buffer; all workers have the same bits."""
+        total: Message = yield Summed(message=message)  # type: ignore[misc]
+        return total
+
+
+class Carrier:
+    """Plays programs over a process group; all workers call `play` together.
+
+    `nbytes` counts what this worker gave.
+    """
+
+    def __init__(self, group: dist.ProcessGroup | None) -> None:
+        self.nbytes = 0
+        self._group = group
+        self._device = torch.device("cpu")
+
+    def play(self, program: Program[Any], me: Worker, device: torch.device) -> Any:
+        """What a program returns; messages are on that device."""
+        self._device = device
+        answer: Any = None
+        sending: list[tuple[Any, torch.Tensor]] = []
+        while True:
+            try:
+                effect: Any = program.send(answer)
+            except StopIteration as end:
+                for work, _ in sending:  # buffers live until they are sent
+                    work.wait()
+                return end.value
+            match effect:
+                case Summed():
+                    answer = self._summed(effect.message)
+                case Combine():
+                    answer = effect.function(self._gather(effect.message, me))
+                case Send():
+                    sending += self._send(effect)
+                    answer = None
+                case Recv():
+                    answer = self._receive(effect, me)
+                case SumShards():
+                    answer = effect.partial
+                case _:
+                    raise AssertionError(f"an exchange does not ask for {effect}")
+
+    def _summed(self, message: Message) -> Message:
+        total = vector(message)
+        for part in total:
+            self.nbytes += part.numel() * part.element_size()
+            dist.all_reduce(part, group=self._group)
+        return refilled(message, total)
+
+    def _gather(self, message: Message, me: Worker) -> list[Message]:
+        """What each worker gives, by rank."""
+        data = to_bytes(message)
+        sizes = [data.numel()] * me.n
+        if _varies(message.kinds):
+            sizes = self._all(torch.tensor([data.numel()], device=data.device), me).tolist()
+        padded = torch.nn.functional.pad(data, (0, max(sizes) - data.numel()))
+        rows = self._all(padded, me).view(me.n, -1)
+        self.nbytes += data.numel()
+        return [
+            from_bytes(row[:size], message.kinds) for row, size in zip(rows, sizes, strict=True)
+        ]
+
+    def _all(self, own: torch.Tensor, me: Worker) -> torch.Tensor:
+        """The tensors of all workers, one after another."""
+        rows = own.new_empty(me.n * own.numel())
+        dist.all_gather_into_tensor(rows, own, group=self._group)
+        return rows
+
+    def _send(self, effect: Send) -> list[tuple[Any, torch.Tensor]]:
+        data = to_bytes(effect.message)
+        self.nbytes += data.numel()
+        parts = [data]
+        if _varies(effect.message.kinds):
+            parts.insert(0, torch.tensor([data.numel()], device=data.device))
+        to = self._global(effect.to)
+        return [(dist.isend(each, to, group=self._group), each) for each in parts if each.numel()]
+
+    def _receive(self, effect: Recv, me: Worker) -> Received:
+        size = torch.tensor([_size(effect.kinds)], device=self._device)
+        if _varies(effect.kinds):
+            dist.recv(size, self._global(effect.source), group=self._group)
+        data = torch.empty(int(size), dtype=torch.uint8, device=self._device)
+        if data.numel():
+            dist.recv(data, self._global(effect.source), group=self._group)
+        return Received(source=effect.source, message=from_bytes(data, effect.kinds))
+
+    def _global(self, rank: int) -> int:
+        return rank if self._group is None else dist.get_global_rank(self._group, rank)
+
+
+def _varies(kinds: Kinds) -> bool:
+    """Whether the size of such a message is not known before."""
+    return any(form.length is None for kind, like in kinds for form in kind.form(like))
+
+
+def _size(kinds: Kinds) -> int:
+    forms = [form for kind, like in kinds for form in kind.form(like)]
+    return sum((form.length or 0) * getattr(torch, form.dtype).itemsize for form in forms)
