@@ -26,9 +26,10 @@ from polyreme.algo.effects import (
     Seen,
     Send,
     Sleep,
+    Sum,
     SumShards,
 )
-from polyreme.algo.packet import Message, from_bytes, to_bytes
+from polyreme.algo.packet import Message, from_bytes, to_bytes, total
 from polyreme.algo.vector import Layout
 from polyreme.algo.worker import Worker
 
@@ -56,10 +57,23 @@ def workers(
     *,
     lr: float | Callable[[int], float] = 0.1,
     seed: int = 0,
+    samples: Sequence[int] = (),
+    n_steps: int | None = None,
 ) -> list[Worker]:
-    """All workers of a run."""
+    """All workers of a run; `samples` are how many each owns."""
     rate = lr if callable(lr) else lambda _step: lr
-    return [Worker(rank=rank, n=n, layout=layout, seed=seed, lr=rate) for rank in range(n)]
+    return [
+        Worker(
+            rank=rank,
+            n=n,
+            layout=layout,
+            seed=seed,
+            lr=rate,
+            n_samples=samples[rank] if samples else 0,
+            n_steps=n_steps,
+        )
+        for rank in range(n)
+    ]
 
 
 def play(
@@ -74,12 +88,16 @@ def play(
     seed: int = 0,
     states: Sequence[dict[str, Any]] | None = None,
     weight: Callable[[int, int], float] = lambda _rank, _batch: 1.0,
+    loss: Callable[[int, int], float] = lambda _rank, _batch: 0.0,
+    samples: Sequence[int] = (),
+    batch_samples: int = 0,
+    n_steps: int | None = None,
 ) -> Played:
     """Rounds of an algorithm from `start`, or from the states of an earlier play."""
     layout = Layout.of(shapes or {"w": tuple(start.shape)})
-    team = workers(n, layout, lr=lr, seed=seed)
+    team = workers(n, layout, lr=lr, seed=seed, samples=samples, n_steps=n_steps)
     now = list(states or (algorithm.sync.init(algorithm, start.clone(), me) for me in team))
-    world = World(n=n, gradient=gradient, weight=weight)
+    world = World(n=n, gradient=gradient, weight=weight, loss=loss, batch_samples=batch_samples)
     seen = [now]
     for _ in range(rounds):
         programs = [algorithm.sync.round(algorithm, s, me) for s, me in zip(now, team, strict=True)]
@@ -97,8 +115,11 @@ class World:
         n: int,
         gradient: Gradient | None = None,
         weight: Callable[[int, int], float] = lambda _rank, _batch: 1.0,
+        loss: Callable[[int, int], float] = lambda _rank, _batch: 0.0,
+        batch_samples: int = 0,
     ) -> None:
         self.n, self.gradient, self.weight = n, gradient, weight
+        self.loss, self.batch_samples = loss, batch_samples
         self.mail: list[deque[tuple[int, torch.Tensor]]] = [deque() for _ in range(n)]
         self.nbytes = [0] * n
         self.records: list[Record] = []
@@ -140,8 +161,12 @@ class World:
             case Compute():
                 assert self.gradient is not None
                 gradient = self.gradient(rank, effect.batch, effect.params)
-                weight = self.weight(rank, effect.batch)
-                return Computed(gradient=gradient, loss=0.0, weight=weight)
+                return Computed(
+                    gradient=gradient,
+                    loss=self.loss(rank, effect.batch),
+                    weight=self.weight(rank, effect.batch),
+                    n_samples=self.batch_samples,
+                )
             case Record():
                 self.records.append(effect)
                 return None
@@ -168,11 +193,14 @@ class World:
         """The answers to an effect that all workers have at once."""
         if all(isinstance(effect, Agree) for effect in effects):
             return [Seen.of([effect.batches for effect in effects])] * self.n
-        assert all(isinstance(effect, Combine) for effect in effects), f"cannot go on: {effects}"
+        assert len({type(effect) for effect in effects}) == 1, f"cannot go on: {effects}"
+        assert isinstance(effects[0], Combine | Sum), f"cannot go on: {effects}"
         messages = [
             from_bytes(self._sent(rank, effect.message), effect.message.kinds)
             for rank, effect in enumerate(effects)
         ]
+        if isinstance(effects[0], Sum):
+            return [total(messages)] * self.n
         return [effects[0].function(messages)] * self.n
 
     def _sent(self, rank: int, message: Message) -> torch.Tensor:

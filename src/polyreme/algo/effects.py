@@ -174,6 +174,17 @@ class Combine:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Sum:
+    """All workers give a message whose packets add; each is answered with the sum.
+
+    Summed in order of workers, so that bits do not depend on how: the network's own collectives
+    carry it, each worker summing a share of the entries. Integers stay at home.
+    """
+
+    message: Message
+
+
+@dataclass(frozen=True, kw_only=True)
 class SumShards:
     """Sum of a small tensor over the parts that a replica is split in.
 
@@ -202,7 +213,9 @@ class Members:
     """The workers that are there now, in order."""
 
 
-Effect = Compute | Agree | Record | Send | Recv | Combine | SumShards | Now | Sleep | Members
+Effect = (
+    Compute | Agree | Record | Send | Recv | Combine | Sum | SumShards | Now | Sleep | Members
+)
 Program = Generator[Effect, Any, _T]
 Split = Generator[SumShards, "torch.Tensor", _T]
 

@@ -88,6 +88,12 @@ class Message:
         return sum(packet.nbytes for packet in self.packets)
 
 
+def total(messages: Sequence[Message]) -> Message:
+    """The sum of messages whose packets add, in their order."""
+    columns = zip(*(message.packets for message in messages), strict=True)
+    return Message(packets=tuple(added(packets) for packets in columns))
+
+
 def to_bytes(message: Message) -> torch.Tensor:
     """The message as it travels: a uint8 tensor of `nbytes` entries."""
     import torch

@@ -56,16 +56,16 @@ class Gradients:
         if live:
             torch._foreach_copy_(live, list(buffers))
 
-    def __call__(self, worker: int, params: torch.Tensor, batch: int) -> Computed:
+    def __call__(self, rank: int, params: torch.Tensor, batch: int) -> Computed:
         """The mean gradient of a worker's batch; zero where the batch carries no loss."""
-        feed, applied = self.feeds[worker], self.applied
-        read = self._next(worker, batch)
-        self.reads[worker] = batch, read
+        feed, applied = self.feeds[rank], self.applied
+        read = self._next(rank, batch)
+        self.reads[rank] = batch, read
         microbatches = feed.to_device(read, with_fillers=False)
         n_samples = sum(microbatch.n_samples for microbatch in microbatches)
         self.put(params)
-        with self._buffers_of(worker) as keep:
-            set_seed(self._device, seed_of(self._seed, batch, worker))
+        with self._buffers_of(rank) as keep:
+            set_seed(self._device, seed_of(self._seed, batch, rank))
             nominal = float(max(1, n_samples * feed.labels_per_sample))
             loss_sum, counted = accumulate(applied, microbatches, nominal, self._device)
             weight = float(counted)
@@ -73,7 +73,7 @@ class Gradients:
             loss = float(loss_sum) / weight if weight else 0.0
             computed = Computed(gradient=found, loss=loss, weight=weight, n_samples=n_samples)
             if not computed.is_finite:
-                self.bad[worker] = batch, read
+                self.bad[rank] = batch, read
             elif microbatches:
                 keep()
         return computed

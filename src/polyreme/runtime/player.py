@@ -28,10 +28,12 @@ from ..algo.effects import (
     Seen,
     Send,
     Sleep,
+    Sum,
     SumShards,
 )
 from ..algo.ledger import Ledger
 from ..algo.packet import Kinds, Message, from_bytes, to_bytes
+from ..algo.topology.passing import refilled, share_of, vector
 from ..algo.worker import Worker
 from .mesh import World
 
@@ -92,6 +94,8 @@ class Player:
                 return self._agree(effect)
             case Combine():
                 return effect.function(self._gather(effect.message))
+            case Sum():
+                return self._sum(effect.message)
             case Send():
                 return self._send(effect)
             case Recv():
@@ -138,6 +142,27 @@ class Player:
         return [
             from_bytes(row[:size], message.kinds) for row, size in zip(rows, sizes, strict=True)
         ]
+
+    def _sum(self, message: Message) -> Message:
+        """The sum over workers: each sums its share of the entries, in order of workers."""
+        summed = [self._summed(part) for part in vector(message)]
+        return refilled(message, tuple(summed))
+
+    def _summed(self, own: torch.Tensor) -> torch.Tensor:
+        n, group = self.me.n, self.world.group
+        share = share_of(own.numel(), n)
+        self.ledger.summed(share * own.element_size(), n, of=self.me.rank)
+        if group is None:
+            return own
+        given = torch.nn.functional.pad(own, (0, n * share - own.numel())).to(self.world.device)
+        rows, whole = torch.empty_like(given), torch.empty_like(given)
+        with self.world.record.inside("all_to_all sum", given, n), self._blocked():
+            dist.all_to_all_single(rows, given, group=group)
+        first, *others = rows.view(n, share)
+        total = sum(others, first)
+        with self.world.record.inside("all_gather sum", total, n), self._blocked():
+            dist.all_gather_into_tensor(whole, total.contiguous(), group=group)
+        return whole[: own.numel()].to(own.device)
 
     def _all(self, own: torch.Tensor, what: str) -> torch.Tensor:
         """The tensors of all workers, one after another; on the host."""

@@ -22,9 +22,12 @@ from ..algo.effects import (
     Seen,
     Send,
     Sleep,
+    Sum,
     SumShards,
 )
 from ..algo.ledger import Ledger
+from ..algo.packet import Message, total
+from ..algo.topology.passing import share_of, vector
 from ..algo.worker import Worker
 from . import stuck
 from .clock import Clock
@@ -195,7 +198,7 @@ class Simulation:
             player.spent.wait_s += effect.seconds
             self.clock.at(self.clock.now_s + effect.seconds, self._go_on, player, None)
         else:
-            assert isinstance(effect, Agree | Combine), f"{effect} is no effect"
+            assert isinstance(effect, Agree | Combine | Sum), f"{effect} is no effect"
             self._meet(player)
 
     def _meet(self, player: _Player) -> None:
@@ -204,28 +207,43 @@ class Simulation:
         if len(self._met) < len(self._players):
             return
         self._met.clear()
-        effects: list[Any] = [each.blocked for each in self._players]
-        first = effects[0]
-        answer: Any
-        if all(isinstance(each, Agree) for each in effects):
-            if len({len(each.batches) for each in effects}) > 1:
-                raise self._apart()
-            sizes = [8 * sum(map(len, each.batches)) for each in effects]
-            answer = Seen.of([each.batches for each in effects])
-        elif all(isinstance(each, Combine) for each in effects):
-            kinds = first.message.kinds
-            if any(each.message.kinds != kinds for each in effects):
-                raise self._apart()
-            sizes = [each.message.nbytes for each in effects]
-            answer = first.function([each.message for each in effects])
-        else:
-            raise self._apart()
-        self.ledger.gathered(sizes)
-        now_s, seconds = self.clock.now_s, self.network.gathering_s(sizes)
+        answer, seconds = self._together([each.blocked for each in self._players])
+        now_s = self.clock.now_s
         for each in self._players:
             each.spent.wait_s += now_s - each.since_s
             each.spent.comm_s += seconds
             self.clock.at(now_s + seconds, self._go_on, each, answer)
+
+    def _together(self, effects: list[Any]) -> tuple[Any, float]:
+        """The answer to what all workers ask at once, and the seconds that it takes."""
+        first = effects[0]
+        if any(type(each) is not type(first) for each in effects):
+            raise self._apart()
+        if isinstance(first, Agree):
+            if len({len(each.batches) for each in effects}) > 1:
+                raise self._apart()
+            told = [each.batches for each in effects]
+            return Seen.of(told), self._gathering_s([8 * sum(map(len, each)) for each in told])
+        messages = [each.message for each in effects]
+        if any(each.kinds != messages[0].kinds for each in messages):
+            raise self._apart()
+        if isinstance(first, Sum):
+            return total(messages), self._summing_s(messages[0])
+        return first.function(messages), self._gathering_s([each.nbytes for each in messages])
+
+    def _gathering_s(self, sizes: list[int]) -> float:
+        """Count what all workers give to all; the seconds that takes."""
+        self.ledger.gathered(sizes)
+        return self.network.gathering_s(sizes)
+
+    def _summing_s(self, message: Message) -> float:
+        """Count the shares that go round twice, type by type; the seconds that takes."""
+        n, seconds = len(self._players), 0.0
+        for part in vector(message):
+            share_bytes = share_of(part.numel(), n) * part.element_size()
+            self.ledger.summed(share_bytes, n)
+            seconds += 2 * self.network.gathering_s([share_bytes] * n)
+        return seconds
 
     def _apart(self) -> Exception:
         return stuck.apart([(each.me.rank, each.blocked) for each in self._players if each.blocked])

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import islice
 
-from ..algo.effects import ANY, Agree, Combine, Effect, Recv
+from ..algo.effects import ANY, Agree, Combine, Effect, Recv, Sum
 from ..errors import RunError
 
 _SHOWN = 8
@@ -64,8 +64,8 @@ def _what(effect: Effect) -> str:
 def _shown(effect: Effect) -> str:
     if isinstance(effect, Agree):
         return f"Agree of {len(effect.batches)}"
-    if isinstance(effect, Combine):
-        return f"Combine of {len(effect.message.packets)} packets"
+    if isinstance(effect, Combine | Sum):
+        return f"{type(effect).__name__} of {len(effect.message.packets)} packets"
     return _name(effect)
 
 

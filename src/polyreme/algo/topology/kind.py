@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import msgspec
 
 from ..effects import Combine, Program
-from ..packet import Message, added
+from ..packet import Message, total
 from .cost import Cost
 
 if TYPE_CHECKING:
@@ -61,8 +61,8 @@ class TopologyKind(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
         The order of summation is fixed by topology and number of workers; here it is theirs.
         """
-        total: Message = yield from self.combine(message, _added, me)
-        return total
+        summed: Message = yield from self.combine(message, total, me)
+        return summed
 
     def serve(
         self, message: Message, function: Aggregating, state: State, me: Worker, draw: Draw | None
@@ -90,9 +90,3 @@ class TopologyKind(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         `x` is the model after this worker's own step (or steps).
         """
         raise NotImplementedError
-
-
-def _added(messages: Sequence[Message]) -> Message:
-    """The sum of messages whose packets add, in their order."""
-    columns = zip(*(message.packets for message in messages), strict=True)
-    return Message(packets=tuple(added(packets) for packets in columns))

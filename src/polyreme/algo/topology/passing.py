@@ -60,6 +60,11 @@ def refilled(message: Message, total: Vector) -> Message:
     return Message(packets=tuple(packets))
 
 
+def share_of(n_entries: int, n: int) -> int:
+    """Entries of each of n equal shares, the last of which may be filled up."""
+    return -(-n_entries // n)
+
+
 def chunks(x: Vector, n: int) -> list[Vector]:
     """The vector in n parts whose lengths differ by at most one entry."""
     cut = [part.tensor_split(n) for part in x]
