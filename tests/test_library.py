@@ -1,0 +1,261 @@
+"""Functions for loops of one's own: compressors of a tensor, aggregators of rows, light imports."""
+
+from __future__ import annotations
+
+import doctest
+import importlib
+import math
+import subprocess
+import sys
+from typing import Any, get_args
+
+import msgspec
+import pytest
+import torch
+
+import polyreme as pr
+from polyreme import spec
+from polyreme.algo.aggregate.kind import AggregatorKind
+from polyreme.algo.compose import DataParallel
+from polyreme.algo.compress import Compressor
+from polyreme.algo.compress.kind import CompressorKind
+from polyreme.algo.draw import Draw
+from polyreme.algo.members import members
+from polyreme.algo.packet import Buffer, Like
+from polyreme.errors import ConfigError
+
+torch.set_num_threads(1)
+
+CALLS: dict[str, dict[str, Any]] = {
+    "dense": {},
+    "cast": {},
+    "qsgd": {"levels": 4},
+    "terngrad": {},
+    "natural": {},
+    "sign": {"scale": "mean"},
+    "onebit": {},
+    "topk": {"ratio": 0.1},
+    "randomk": {"ratio": 0.1},
+    "threshold": {"threshold": 0.5},
+    "adacomp": {"bin_size": 8},
+    "variancebased": {"alpha": 0.5},
+    "sbc": {"ratio": 0.1},
+    "stc": {"ratio": 0.1},
+    "rotated": {},
+    "countsketch": {},
+    "atomo": {"rank": 1},
+}
+DRAWN = ("qsgd", "terngrad", "natural", "randomk", "rotated", "countsketch", "atomo")
+
+
+def _x(shape: tuple[int, ...] = (16, 12), dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(3)).to(dtype)
+
+
+def _call(name: str, x: torch.Tensor, **options: Any) -> Any:
+    return getattr(pr.compress, name)(x, **CALLS[name], **options)
+
+
+def test_every_compressor_that_has_packets_is_a_function() -> None:
+    kinds = {kind.__name__.lower() for kind in get_args(Compressor) if not kind.in_rounds}
+    assert set(CALLS) == kinds
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_a_packet_has_bytes_and_decodes(name: str) -> None:
+    x = _x()
+    kept = x.clone()
+    packet = _call(name, x)
+    decoded = packet.decode()
+    assert decoded.shape == x.shape
+    assert decoded.dtype == x.dtype
+    assert torch.equal(x, kept)
+    assert 0 < packet.nbytes <= 4 * x.numel()
+    assert (packet.nbytes < 4 * x.numel()) == (name != "dense")
+
+
+@pytest.mark.parametrize("name", CALLS)
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_other_types_come_back_as_they_are(name: str, dtype: torch.dtype) -> None:
+    assert _call(name, _x(dtype=dtype)).decode().dtype == dtype
+
+
+@pytest.mark.parametrize("name", CALLS)
+@pytest.mark.parametrize("shape", [(0,), (1,), ()])
+def test_tensors_of_no_and_of_one_entry(name: str, shape: tuple[int, ...]) -> None:
+    assert _call(name, _x(shape)).decode().shape == shape
+
+
+@pytest.mark.parametrize("name", DRAWN)
+def test_a_generator_says_what_is_drawn(name: str) -> None:
+    def drawn(seed: int) -> torch.Tensor:
+        return _call(name, _x(), generator=torch.Generator().manual_seed(seed)).decode()
+
+    assert torch.equal(drawn(0), drawn(0))
+    assert any(not torch.equal(drawn(0), drawn(seed)) for seed in range(1, 6))
+
+
+@pytest.mark.parametrize("name", DRAWN)
+def test_without_a_generator_torch_s_own_seed_says_it(name: str) -> None:
+    found = []
+    for _ in range(2):
+        torch.manual_seed(5)
+        found.append(_call(name, _x()).decode())
+    assert torch.equal(*found)
+
+
+def test_a_tensor_that_wants_gradients_is_no_matter() -> None:
+    assert not pr.compress.topk(_x().requires_grad_(), 0.1).decode().requires_grad
+
+
+@pytest.mark.parametrize(
+    ("call", "path"),
+    [
+        (lambda x: pr.compress.topk(x, 0.0), "TopK.ratio"),
+        (lambda x: pr.compress.topk(x, 1.5), "TopK.ratio"),
+        (lambda x: pr.compress.topk(x, math.nan), "TopK.ratio"),
+        (lambda x: pr.compress.topk(x, 0.1, select="best"), "TopK.select"),
+        (lambda x: pr.compress.qsgd(x, 0), "QSGD.levels"),
+        (lambda x: pr.compress.qsgd(x, 2.5), "QSGD.levels"),
+        (lambda x: pr.compress.cast(x, "fp8"), "Cast.to"),
+        (lambda x: pr.compress.topk(x.long(), 0.1), "x"),
+    ],
+)
+def test_what_is_not_legal_is_refused_with_what_is(call: Any, path: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        call(_x())
+    (violation,) = caught.value.violations
+    assert violation.path == path
+    assert violation.legal
+
+
+def test_a_compressor_in_rounds_has_no_packet() -> None:
+    for kind in get_args(Compressor):
+        if kind.in_rounds:
+            with pytest.raises(ConfigError, match="exchanges in rounds"):
+                pr.compress.packed(kind(), _x())
+
+
+class Rounded(CompressorKind, frozen=True, kw_only=True):
+    """One of the user's own: whole numbers in 8 bits."""
+
+    def form(self, like: Like) -> tuple[Buffer, ...]:
+        return (Buffer("int8", like.n_entries),)
+
+    def encode(self, x: torch.Tensor, state: Any, draw: Draw) -> Any:
+        return (x.reshape(-1).round().to(torch.int8),), state
+
+    def decode(self, buffers: Any, like: Like) -> torch.Tensor:
+        return buffers[0].to(getattr(torch, like.dtype)).view(like.shape)
+
+
+def test_a_compressor_of_the_user_s_own_makes_packets() -> None:
+    packet = pr.compress.packed(Rounded(), torch.tensor([[1.2, -3.7]]))
+    assert packet.nbytes == 2
+    assert packet.decode().tolist() == [[1.0, -4.0]]
+
+
+# Aggregators
+
+
+def test_the_mean_is_the_mean() -> None:
+    rows = _x((5, 7), torch.float64)
+    torch.testing.assert_close(pr.aggregate.mean(rows), rows.mean(0), rtol=0, atol=1e-15)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_the_mean_is_of_the_rows_type_and_leaves_them(dtype: torch.dtype) -> None:
+    rows = _x((3, 4), dtype)
+    kept = rows.clone()
+    out = pr.aggregate.mean(rows)
+    assert out.dtype == dtype
+    assert out.shape == (4,)
+    assert torch.equal(rows, kept)
+
+
+def test_one_row_is_its_own_mean_and_no_entries_are_none() -> None:
+    row = _x((1, 3))
+    assert torch.equal(pr.aggregate.mean(row), row[0])
+    assert pr.aggregate.mean(torch.zeros(2, 0)).shape == (0,)
+
+
+def test_nan_in_a_row_is_nan_in_that_entry_alone() -> None:
+    rows = torch.tensor([[1.0, math.nan], [3.0, 1.0]])
+    out = pr.aggregate.mean(rows)
+    assert out[0] == 2
+    assert out[1].isnan()
+
+
+@pytest.mark.parametrize(
+    "rows", [torch.zeros(3), torch.zeros(0, 3), torch.zeros(2, 2, 2), torch.zeros(2, 3).long()]
+)
+def test_what_is_no_rows_is_refused(rows: torch.Tensor) -> None:
+    with pytest.raises(ConfigError, match=r"rows: .*is not rows of real numbers"):
+        pr.aggregate.mean(rows)
+
+
+class Largest(AggregatorKind, frozen=True, kw_only=True):
+    """One of the user's own."""
+
+    def combine(self, rows: Any, state: Any) -> Any:
+        return torch.stack(list(rows)).amax(0), state, ()
+
+
+def test_an_aggregator_of_the_user_s_own_combines() -> None:
+    rows = torch.tensor([[1.0, 5.0], [2.0, 3.0]])
+    assert pr.aggregate.combined(Largest(), rows).tolist() == [2.0, 5.0]
+
+
+# The package
+
+
+def test_a_name_of_the_package_imports_no_torch_until_it_computes() -> None:
+    code = (
+        "import sys; sys.modules['torch'] = None\n"
+        "import polyreme as pr\n"
+        "pr.compress.topk, pr.aggregate.mean, pr.DataParallel()\n"
+        "from polyreme.algo.members import members\n"
+        "assert members()"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_what_the_package_has_is_listed() -> None:
+    names = {"aggregate", "compress", "optim", "ddp_hook", "DataParallel"}
+    assert names <= set(dir(pr))
+    for name in names:
+        assert getattr(pr, name) is not None
+
+
+@pytest.mark.parametrize("name", ["algo.compress.functions", "aggregate"])
+def test_examples_in_docstrings_hold(name: str) -> None:
+    assert doctest.testmod(importlib.import_module(f"polyreme.{name}")).failed == 0
+
+
+@pytest.mark.parametrize("member", members(), ids=lambda m: f"{m.part}-{m.kind}")
+def test_an_unknown_option_of_a_member_is_an_error_that_lists_known_ones(member: Any) -> None:
+    table = {"kind": member.kind, "zzz": 1}
+    if member.kind == "Matrix":
+        table["path"] = "w.npy"
+    with pytest.raises(msgspec.ValidationError, match="unknown field `zzz`"):
+        msgspec.convert(table, member.cls)
+    part, _, below = member.part.partition(".")
+    if below:
+        table = {"kind": "Gossip", below: table}
+    document = {
+        "model": {"kind": "mlp"},
+        "data": {"kind": "digits"},
+        "train": {"steps": 1},
+        "data_parallel": {part: table},
+    }
+    with pytest.raises(ConfigError) as caught:
+        spec.parse(document)
+    path = f"data_parallel.{member.part}.zzz"
+    (violation,) = [each for each in caught.value.violations if each.path == path]
+    free = set(member.cls.__struct_fields__) - {"path"}
+    assert all(name in violation.legal for name in free)
+
+
+def test_the_algorithm_itself_knows_its_parts() -> None:
+    with pytest.raises(msgspec.ValidationError, match="unknown field `compres`"):
+        msgspec.convert({"compres": {"kind": "TopK"}}, DataParallel)
