@@ -2,33 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from ..algo.effects import Combine, Program, Received, Recv, Send, SumShards
+from ..algo.effects import Combine, Program, Received, Recv, Send, Sum, SumShards
 from ..algo.packet import Kinds, Message, from_bytes, to_bytes
-from ..algo.topology.all_reduce import AllReduce
 from ..algo.topology.passing import refilled, vector
 from ..algo.worker import Worker
-
-
-@dataclass(frozen=True, kw_only=True)
-class Summed:
-    """Asks for the sum of messages whose packets add, by the backend's own all-reduce."""
-
-    message: Message
-
-
-class GroupReduce(AllReduce, frozen=True, kw_only=True, tag="GroupReduce"):
-    """AllReduce whose sums are the backend's. Source: those of torch.distributed."""
-
-    def sum(self, message: Message, me: Worker) -> Program[Message]:
-        """Buffer by buffer; all workers have the same bits."""
-        total: Message = yield Summed(message=message)  # type: ignore[misc]
-        return total
 
 
 class Carrier:
@@ -55,7 +37,7 @@ class Carrier:
                     work.wait()
                 return end.value
             match effect:
-                case Summed():
+                case Sum():
                     answer = self._summed(effect.message)
                 case Combine():
                     answer = effect.function(self._gather(effect.message, me))
@@ -70,6 +52,7 @@ class Carrier:
                     raise AssertionError(f"an exchange does not ask for {effect}")
 
     def _summed(self, message: Message) -> Message:
+        """By the backend's own all-reduce: the same bits on all workers, in whatever order."""
         total = vector(message)
         for part in total:
             self.nbytes += part.numel() * part.element_size()

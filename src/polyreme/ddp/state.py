@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import msgspec
 import torch
 import torch.distributed as dist
 
@@ -21,7 +20,7 @@ from ..algo.topology.all_reduce import AllReduce
 from ..algo.vector import Layout
 from ..algo.worker import Worker
 from ..errors import ConfigError, Violation
-from .carrier import Carrier, GroupReduce
+from .carrier import Carrier
 
 State = dict[str, Any]
 Numbers = tuple[int, ...]
@@ -81,13 +80,8 @@ class HookState:
         self._spoilt = False
         self._loose: dict[int, State] = {}
         self._loaded: dict[Numbers, State] = {}
-        topology = algorithm.topology
-        if isinstance(topology, AllReduce):
-            self._played = msgspec.structs.replace(algorithm, topology=GroupReduce())
-        else:
-            self._played = algorithm
         self._is_plain = (
-            isinstance(topology, AllReduce)
+            isinstance(algorithm.topology, AllReduce)
             and isinstance(algorithm.compress, Dense)
             and isinstance(algorithm.feedback, NoFeedback)
             and algorithm.aggregate.is_mean
@@ -148,7 +142,7 @@ class HookState:
             self._buckets[numbers] = (layout, self._gathered(numbers, layout, own, me))
         self._before[numbers] = self._buckets[numbers]
         _, state = self._buckets[numbers]
-        program = exchange.combined(self._played, own, state, me, turn)
+        program = exchange.combined(self.algorithm, own, state, me, turn)
         out: torch.Tensor
         out, after = self._carrier.play(program, me, own.device)
         self._buckets[numbers] = (layout, after)
@@ -196,7 +190,7 @@ class HookState:
         """The state of a bucket that is new: from those that held its parameters before."""
         for other in [each for each in self._buckets if set(each) & set(numbers)]:
             self._loose |= _cut(other, *self._buckets.pop(other), self._by_tensor)
-        state = exchange.init(self._played, own, me)
+        state = exchange.init(self.algorithm, own, me)
         feedback, compress = dict(state["feedback"]), dict(state["compress"])
         for index, (number, segment) in enumerate(zip(numbers, layout.segments, strict=True)):
             piece = self._loose.pop(number, None)
