@@ -10,12 +10,11 @@ import torch
 
 from polyreme.algo import compress, feedback, rule, sync, topology
 from polyreme.algo.compose import DataParallel
-from polyreme.api.virtual import VirtualRun
+from polyreme.api.virtual import Virtual
 from polyreme.runtime import checkpoint, checkpoints, loop
 from polyreme.runtime.saver import Saver
 from polyreme.runtime.state import full_parameters
-from polyreme.sim.compute import Constant
-from polyreme.sim.network import Uniform
+from polyreme.sim.options import Simulate
 from tiny import Case, Model
 
 PLAIN = DataParallel(rule=rule.SGD(lr=0.2, momentum=0.9))
@@ -54,16 +53,22 @@ def _run(world, case: Case, run: Path | None = None, until: int = 0, resume: boo
     return dict(full_parameters(outcome.state)), outcome.steps, outcome.wire_bytes
 
 
-def _virtual(world, case: Case, n: int):
-    run = VirtualRun(case.job(), world, n, compute=Constant(), network=Uniform())
-    run.play(run.n_steps)
-    run.settle()
-    tensors = dict(run.applied.masters)
-    tensors |= {slot.name: slot.tensor for slot in run.applied.buffers}
-    sent = [0] * n
-    for (source, _), n_bytes in run.simulation.ledger.bytes.items():
-        sent[source] += n_bytes
-    return {name: tensor.detach().clone() for name, tensor in tensors.items()}, sent
+def _virtual(world, case: Case, n: int, run: Path | None = None, until: int = 0):
+    routes: list[Virtual] = []
+
+    def make_route(*args, **more):
+        routes.append(Virtual(Simulate(workers=n), *args, **more))
+        return routes[0]
+
+    job = case.job()
+    outcome = loop.train(
+        job,
+        world,
+        stop=(lambda: True) if until else None,
+        save=None if run is None else Saver(run, job.graph, world, keep=2),
+        make_route=make_route,
+    )
+    return dict(full_parameters(outcome.state)), routes[0].simulation.sent_bytes
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)
@@ -95,6 +100,16 @@ def test_resuming_an_algorithm_is_bitwise_the_unbroken_run(pool, tmp_path, name)
     _, stopped, _ = pool(2).run(_run, case, tmp_path / "b", 1)[0]
     assert stopped < steps
     resumed, _, _ = pool(2).run(_run, case, tmp_path / "b", 0, True)[0]
+    for key, tensor in unbroken.items():
+        assert torch.equal(resumed[key], tensor), key
+
+
+def test_processes_go_on_with_a_simulation_as_if_they_had_begun_it(pool, tmp_path):
+    case = _case(SPARSE, 2)
+    unbroken, steps, _ = pool(2).run(_run, case)[0]
+    pool(1).run(_virtual, case, 2, tmp_path, 1)
+    resumed, done, _ = pool(2).run(_run, case, tmp_path, 0, True)[0]
+    assert done == steps
     for key, tensor in unbroken.items():
         assert torch.equal(resumed[key], tensor), key
 

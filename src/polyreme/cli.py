@@ -77,6 +77,41 @@ def train(
 
 
 @app.command()
+def simulate(
+    spec: SpecFile,
+    overrides: Set = None,
+    workers: Annotated[
+        int | None, typer.Option("--workers", min=1, help="replicas [default: simulate.workers]")
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", help="run folder [default: runs/NAME-OF-SPEC]")
+    ] = None,
+    resume: Annotated[
+        str | None, typer.Option("--resume", metavar="auto|DIR", help="go on from a checkpoint")
+    ] = None,
+    json: Json = False,
+) -> None:
+    """Train all workers of an algorithm in one process, on a virtual clock."""
+
+    def command() -> Any:
+        from . import api
+
+        summary = api.simulate(
+            spec,
+            overrides=overrides or (),
+            workers=workers,
+            out=out,
+            resume=resume,
+            progress=not json,
+        )
+        if not json:
+            api.show_run(api.run_folder(spec, out), _console())
+        return summary
+
+    _end(command, json)
+
+
+@app.command()
 def profile(
     spec: SpecFile,
     overrides: Set = None,

@@ -141,6 +141,7 @@ class Writer:
     the next one and the clock runs on from the last event. So the log of a resumed run drops no
     event, and neither attempts nor seconds go back. `began_s` (``time.time``) is when this attempt
     began if that was earlier, so that its start-up counts. `listeners` are told of every event.
+    `clock` gives the seconds that pass.
 
     While the disk is full events are held back and written once there is room, in order.
     """
@@ -152,11 +153,13 @@ class Writer:
         attempt: int | None = None,
         began_s: float | None = None,
         listeners: Sequence[Callable[[Event], None]] = (),
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         last = _mend(path)
         self.attempt = attempt if attempt is not None else last.attempt + 1
         before_s = 0.0 if began_s is None else max(0.0, time.time() - began_s)
-        self._start_s = time.monotonic() - last.t - before_s
+        self._clock = clock
+        self._start_s = clock() - last.t - before_s
         self._encoder = msgspec.json.Encoder()
         self._listeners = tuple(listeners)
         self._file: IO[bytes] = path.open("ab", buffering=0)
@@ -166,7 +169,7 @@ class Writer:
     @property
     def t(self) -> float:
         """Seconds since the run's first attempt began, without the time between attempts."""
-        return time.monotonic() - self._start_s
+        return self._clock() - self._start_s
 
     def write(self, event: Event) -> None:
         """Append one event, and tell it to the listeners."""

@@ -121,6 +121,17 @@ def with_effectiveness(summary: Summary, effectiveness: float) -> Summary:
     )
 
 
+def simulated(summary: Summary, utilisation: float) -> Summary:
+    """The summary of a run on a virtual clock, whose workers computed for that share of it."""
+    return msgspec.structs.replace(
+        summary,
+        utilisation=utilisation,
+        mfu=None,
+        basis={**summary.basis, "utilisation": "simulated", "goodput": "simulated"},
+        w=utilisation * summary.effectiveness * summary.goodput,
+    )
+
+
 @dataclass(kw_only=True)
 class _Tally:
     """Adds up events in the order of the log.

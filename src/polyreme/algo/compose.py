@@ -19,7 +19,6 @@ from .rule.adamw import AdamW
 from .sync import EveryStep, Sync
 from .topology import AllReduce, Topology
 
-
 _PASSING = 5  # of a round: parameters, what is sent, what was seen of it, its mean, the step
 
 
@@ -72,7 +71,8 @@ class DataParallel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         """Vectors of the parameters' size beside parameters and gradient that a worker holds."""
         if self.is_plain:
             return self.rule.n_states
-        return self.rule.n_states + len(self.feedback.vectors) + _PASSING
+        kept = self.rule.n_states + self.sync.n_vectors + len(self.feedback.vectors)
+        return kept + _PASSING
 
     @property
     def is_plain(self) -> bool:

@@ -214,6 +214,32 @@ def train(
     )
 
 
+def simulate(
+    spec: SpecLike,
+    *,
+    overrides: Sequence[str] = (),
+    workers: int | None = None,
+    out: Path | None = None,
+    resume: str | None = None,
+    progress: bool = False,
+) -> Summary:
+    """Train all workers of the algorithm in this process, on a virtual clock.
+
+    What they compute is what processes compute; seconds are those of `[simulate]`. `workers`
+    takes the place of `simulate.workers`. The folder is that of a run; a run in processes may go
+    on from its checkpoints, and the other way round.
+
+    Raises:
+        ConfigError: the spec is wrong, or the checkpoint is of something else.
+        RunError: the run failed; the folder holds what it left.
+    """
+    from .simulating import simulate as run
+
+    more = () if workers is None else (f"simulate.workers={workers}",)
+    found = read(spec, (*overrides, *more))
+    return run(found, run_folder(spec, out), resume=resume, progress=progress)
+
+
 def run_folder(spec: SpecLike, out: Path | None) -> Path:
     """Where a run of this spec is written: `out`, or ``runs/`` and the spec's name."""
     if out is not None:

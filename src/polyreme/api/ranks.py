@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import torch
 import torch.distributed as dist
@@ -31,6 +31,7 @@ from ..runtime.final import save_final
 from ..runtime.job import Job
 from ..runtime.mesh import World, is_watched
 from ..runtime.progress import ProgressBar
+from ..runtime.route import MakeRoute, Route
 from ..runtime.saver import Saver
 from ..runtime.state import Progress, State
 from ..runtime.trackers import open_trackers
@@ -128,6 +129,36 @@ def work(
         return Result(summary=summary_, plans=found)
 
 
+def simulated(request: Request, problem: Problem, make_route: MakeRoute) -> None:
+    """Train with all workers in this process, on the clock of the route that is made."""
+    with _asked_to_stop() as stop, _world(request.accelerator, 0.0) as world:
+        spec, plan = problem.spec, request.plans[0]
+        source = spec.data.open(spec.train.seq_len, spec.train.seed)
+        steps.arranged(spec, source, n_workers=n_replicas(plan))
+        folders.make_way(request.folder, request.resume)
+        folders.begin(request.folder, spec, request.plans, None)
+        _leave_start(request)
+        _say(request, f"{n_replicas(plan)} workers on a virtual clock")
+        _train(request, problem, None, plan, source, world, stop, _Virtually(make_route))
+
+
+class _Virtually:
+    """Makes the route of a simulation, and tells its time."""
+
+    def __init__(self, make_route: MakeRoute) -> None:
+        self._make_route = make_route
+        self.route: Any = None
+
+    def __call__(self, *team: Any, **how: Any) -> Route:
+        """The route."""
+        self.route = self._make_route(*team, **how)
+        return cast("Route", self.route)
+
+    def now_s(self) -> float:
+        """Virtual seconds."""
+        return 0.0 if self.route is None else float(self.route.now_s)
+
+
 def _leave_start(request: Request) -> None:
     """For later attempts; a run that goes on while the disk is full does without."""
     if request.again:
@@ -219,6 +250,7 @@ def _train(
     source: Source,
     world: World,
     stop: Callable[[], bool],
+    virtually: _Virtually | None = None,
 ) -> runlog.Summary | None:
     spec, folder = problem.spec, request.folder
     trackers = open_trackers(spec.report.trackers, folder) if world.is_first else []
@@ -229,7 +261,7 @@ def _train(
             folder / folders.LOG,
             attempt=request.attempt,
             listeners=listeners,
-            began_s=request.start_s,
+            **({"began_s": request.start_s} if virtually is None else {"clock": virtually.now_s}),
         )
         if request.again and not request.resume:
             log.write(
@@ -274,6 +306,7 @@ def _train(
                 algorithm=spec.data_parallel,
                 folder=folder,
                 partition=spec.data.partition,
+                general=virtually is not None,
             ),
             world,
             log=log,
@@ -281,6 +314,7 @@ def _train(
             save=saver,
             load=load if request.resume else None,
             progress=bar,
+            make_route=virtually,
         )
         try:
             save_final(outcome.state, folder, graph=problem.graph)
@@ -299,8 +333,10 @@ def _train(
         runlog.read(folder / folders.LOG),
         setting,
         status=outcome.status,
-        wall_s=time.time() - request.start_s,
+        wall_s=time.time() - request.start_s if virtually is None else None,
     )
+    if virtually is not None:
+        found = summary.simulated(found, virtually.route.simulation.utilisation)
     runlog.save_summary(found, folder)
     return found
 

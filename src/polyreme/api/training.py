@@ -97,7 +97,7 @@ def _launch(
         raise
     finally:
         folders.take_logs(logs, folder)
-    return _judged(spec, folder)
+    return judged(spec, folder)
 
 
 def _join(
@@ -155,10 +155,10 @@ def _join(
         if read_place().rank == 0:
             settle(str(error), named(error), ())
         raise
-    return None if found is None else _judged(spec, folder)
+    return None if found is None else judged(spec, folder)
 
 
-def _judged(spec: specs.Spec, folder: Path) -> runlog.Summary:
+def judged(spec: specs.Spec, folder: Path) -> runlog.Summary:
     """The summary with effectiveness against the reference, if there is one; makes the report.
 
     A run that goes on while the disk is full does without what finds no room, and says so.

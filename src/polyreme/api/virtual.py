@@ -1,101 +1,121 @@
-"""A job's workers on a virtual clock: the same programs and gradients as in processes."""
+"""All workers of a job on a virtual clock: the programs and gradients that processes play too."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from ..algo.vector import mean
-from ..data.order import arrange
-from ..runtime.apply.data import alone, apply
-from ..runtime.feed import Feed, Seat
-from ..runtime.general import mean_buffer, worker_of
-from ..runtime.gradients import Gradients
-from ..runtime.job import Job
+from ..runtime.driver import Said
+from ..runtime.timing import StepTimes
+from ..runtime.workers import Team, TeamState
 from ..sim.driver import Simulation
 
 if TYPE_CHECKING:
     import torch
 
     from ..algo.effects import Record
+    from ..algo.sync.kind import State as WorkerState
     from ..algo.worker import Worker
     from ..runtime.apply.data import Applied
     from ..runtime.mesh import World
-    from ..sim.compute import Compute
-    from ..sim.network import Network
+    from ..runtime.route import Came
+    from ..sim.options import Simulate
 
 
-class VirtualRun:
-    """`n` workers of a job, with one model between them. `world` is a lone process."""
+class Virtual:
+    """A run's steps by all workers in this process; `now_s` is the virtual time."""
 
     def __init__(
         self,
-        job: Job,
+        options: Simulate,
+        team: Team,
+        applied: Applied,
         world: World,
-        n: int,
         *,
-        compute: Compute,
-        network: Network,
-        on_record: Callable[[Worker, Record, float], None] | None = None,
+        say: Callable[[], Said],
     ) -> None:
-        train, algorithm = job.train, job.algorithm
-        self.job, self.world, self.n = job, world, n
-        self.applied: Applied = apply(
-            job.graph, alone(job.plan), world, seed=train.seed, compile_layers=train.compile
-        )
-        self.order = arrange(
-            job.source,
-            job.partition,
-            n_workers=n,
-            global_batch=train.global_batch,
-            seed=train.seed,
-            tail=train.tail,
-        )
-        if train.steps is not None:
-            self.n_steps = train.steps
-        else:
-            assert train.epochs is not None, "the spec gives steps or epochs"
-            self.n_steps = self.order.n_steps(train.epochs)
-        self.feeds = {
-            worker: Feed(
-                source=job.source,
-                order=self.order,
-                graph=job.graph,
-                seat=Seat(worker=worker, n_workers=n),
-                device=world.device,
-                n_microbatches=job.plan.microbatches,
+        self._options, self._team, self._world, self._say = options, team, world, say
+        self._records: list[Record] = []
+        self.put_states(team.begun())
+        self.state = TeamState(team, self, applied, world)
+
+    @property
+    def now_s(self) -> float:
+        """Virtual seconds since the first step of this attempt."""
+        return self.simulation.clock.now_s
+
+    @property
+    def sent_bytes(self) -> int:
+        """Bytes that the first worker sent, as the log of a run in processes says."""
+        return self.simulation.sent_bytes[0]
+
+    def begin(self) -> None:
+        """What is between rounds takes no virtual time."""
+
+    def steps(self, first: int, stop: int) -> Generator[list[Came], None, None]:
+        """A round of every worker at a time."""
+        assert self._done == first, "state and progress are of the same step"
+        while self._done < stop:
+            self._records.clear()
+            before, sent_bytes, now_s = self._spent(), self.sent_bytes, self.now_s
+            self.simulation.play(self._done + 1)
+            n = self._team.n * max(1, len(self._records))
+            compute_s, comm_s, wait_s = (
+                (after - held) / n for after, held in zip(self._spent(), before, strict=True)
             )
-            for worker in range(n)
-        }
-        self.gradients = Gradients(self.applied, self.feeds, seed=train.seed)
-        start = self.gradients.start()
-        workers = [
-            worker_of(job, rank, n, self.gradients, self.order, self.n_steps) for rank in range(n)
-        ]
-        self.simulation = Simulation(
-            algorithm,
-            workers,
-            [algorithm.sync.init(algorithm, start.clone(), me) for me in workers],
-            self.gradients,
-            compute=compute,
-            network=network,
-            on_record=on_record,
-        )
-        self.applied.stage.train()
-
-    def play(self, until: int) -> None:
-        """Rounds of all workers up to a step."""
-        self.simulation.play(until)
-
-    def model(self) -> torch.Tensor:
-        """The mean of the workers' models."""
-        sync, states = self.job.algorithm.sync, self.simulation.states
-        if sync.agrees(self.job.algorithm):
-            return sync.model(states[0])
-        return mean(sync.model(state) for state in states)
+            yield self._team.came(
+                list(self._records),
+                StepTimes(
+                    step_s=(self.now_s - now_s) * self._team.n / n,
+                    compute_s=compute_s,
+                    comm_s=comm_s,
+                    wait_s=wait_s,
+                ),
+                (self._say(),),
+                self._world.accelerator.peak_bytes(),
+                self.sent_bytes - sent_bytes,
+            )
 
     def settle(self) -> None:
-        """Bring the mean model, and the mean of buffers, into the stage."""
-        self.gradients.put(self.model())
-        each = zip(*self.gradients.buffers.values(), strict=True)
-        self.gradients.put_buffers([mean_buffer(buffers) for buffers in each])
+        """Bring the mean model into the stage."""
+        self._team.settle(self)
+
+    def states(self) -> Mapping[int, WorkerState]:
+        """Of all workers."""
+        return dict(enumerate(self.simulation.states))
+
+    def put_states(self, states: Mapping[int, WorkerState]) -> None:
+        """Go on from these, with the clock at 0."""
+        options, team = self._options, self._team
+        workers: Sequence[Worker] = [team.workers[rank] for rank in range(team.n)]
+        seed = team.job.train.seed if options.seed is None else options.seed
+        self.simulation = Simulation(
+            team.algorithm,
+            workers,
+            [dict(states[rank]) for rank in range(team.n)],
+            team.gradients,
+            compute=options.compute,
+            network=options.network,
+            seed=seed,
+            on_record=self._on_record,
+        )
+
+    def each(self, own: Mapping[int, torch.Tensor]) -> Iterator[torch.Tensor]:
+        """The tensors of all workers in their order."""
+        return (own[rank] for rank in range(self._team.n))
+
+    @property
+    def _done(self) -> int:
+        return int(self.simulation.states[0]["step"])
+
+    def _spent(self) -> tuple[float, float, float]:
+        spent = self.simulation.spent
+        return (
+            sum(each.compute_s for each in spent),
+            sum(each.comm_s for each in spent),
+            sum(each.wait_s for each in spent),
+        )
+
+    def _on_record(self, worker: Worker, record: Record, now_s: float) -> None:
+        if worker.rank == 0:  # all workers record the same
+            self._records.append(record)

@@ -22,10 +22,11 @@ from .general import General
 from .job import Job
 from .mesh import World
 from .nonfinite import cause, remedy, save_samples
-from .route import Came, Native, Route
+from .route import Came, MakeRoute, Native, Route
 from .saver import Saving
 from .state import Progress, State
 from .verdict import diverged
+from .workers import Team
 
 
 class OnStep(Protocol):
@@ -81,16 +82,18 @@ def train(
     load: Callable[[State], Progress] | None = None,
     progress: OnStep | None = None,
     on_gradients: OnGradients | None = None,
+    make_route: MakeRoute | None = None,
 ) -> Outcome:
     """Train a job on this process; all processes call it together.
 
     `log` and `progress` matter on rank 0. `stop` is asked after each step on every rank; one that
     says yes ends the run on all. `save` begins a checkpoint every `checkpoint_every` steps and
     at the end. `load` fills the state's tensors in place and says how far the run had come.
+    `make_route` makes how all workers of an algorithm do their steps in this one process.
 
     Raises RunError on all ranks when more than `max_skipped` steps in a row were not finite.
     """
-    return _Run(job, world, log, stop, save, progress, on_gradients).play(load)
+    return _Run(job, world, log, stop, save, progress, on_gradients, make_route).play(load)
 
 
 class _Run:
@@ -103,6 +106,7 @@ class _Run:
         save: Saving | None,
         progress: OnStep | None,
         on_gradients: OnGradients | None,
+        make_route: MakeRoute | None,
     ) -> None:
         self.job, self.world = job, world
         self.log = log if world.is_first else None
@@ -131,18 +135,10 @@ class _Run:
         else:
             assert settings.epochs is not None, "the spec gives steps or epochs"
             self.n_steps = self.order.n_steps(settings.epochs)
-        replica, shard = world.coordinates(layout)
-        seat = Seat(worker=replica, n_workers=layout.replica, part=shard, n_parts=layout.shard)
-        self.feed = Feed(
-            source=job.source,
-            order=self.order,
-            graph=job.graph,
-            seat=seat if is_plain else Seat(worker=world.rank, n_workers=world.n_ranks),
-            device=world.device,
-            n_microbatches=plan.microbatches,
-        )
         self.route: Route
         if is_plain:
+            replica, shard = world.coordinates(layout)
+            self.feed = self._feed(replica, layout.replica, shard, layout.shard)
             self.route = Native(
                 job,
                 self.applied,
@@ -154,11 +150,14 @@ class _Run:
             )
         else:
             assert on_gradients is None, "workers have gradients of their own"
-            self.route = General(
-                job, self.applied, world, self.feed, self.order, self.n_steps, say=self._said
-            )
+            n = layout.replica
+            here = range(n) if make_route else (world.rank,)
+            feeds = {rank: self._feed(rank, n) for rank in here}
+            self.feed = feeds[world.rank]
+            team = Team(job, self.applied, feeds, self.order, n, self.n_steps)
+            self.route = (make_route or General)(team, self.applied, world, say=self._said)
         self.state = self.route.state
-        self.data_rank = world.data_rank(layout)
+        self.data_rank = world.data_rank(layout) if world.n_ranks > 1 else 0
         share = -(-settings.global_batch // world.n_ranks)
         self.eval_batch = -(-share // plan.microbatches)
         self.metrics: dict[str, float] = {}
@@ -168,6 +167,17 @@ class _Run:
         self.compute_s: list[float] = []
         self.n_skipped = 0
         self.peak_bytes = 0
+
+    def _feed(self, worker: int, n_workers: int, part: int = 0, n_parts: int = 1) -> Feed:
+        job = self.job
+        return Feed(
+            source=job.source,
+            order=self.order,
+            graph=job.graph,
+            seat=Seat(worker=worker, n_workers=n_workers, part=part, n_parts=n_parts),
+            device=self.world.device,
+            n_microbatches=job.plan.microbatches,
+        )
 
     def play(self, load: Callable[[State], Progress] | None) -> Outcome:
         start_s = time.monotonic()
@@ -184,6 +194,8 @@ class _Run:
         with closing(self.route.steps(done, self.n_steps)) as rounds:
             for came in rounds:
                 before = done
+                if self.save is not None:  # what was said in the round's one exchange
+                    self.save.heard([said.save for said in came[-1].result.said])
                 for each in came:
                     stopped = self._took(each)
                 done = self.state.progress.step
@@ -224,8 +236,6 @@ class _Run:
         settings, before, result = self.job.train, self.state.progress, came.result
         if len(set(result.trails)) > 1:
             raise diverged(self.world)
-        if self.save is not None:
-            self.save.heard([said.save for said in result.said])
         self.state.progress = Progress(
             step=before.step + 1,
             samples=before.samples + came.n_samples,

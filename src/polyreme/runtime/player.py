@@ -36,6 +36,7 @@ from ..algo.packet import Kinds, Message, from_bytes, to_bytes
 from ..algo.topology.passing import refilled, share_of, vector
 from ..algo.worker import Worker
 from .mesh import World
+from .timing import all_gather
 
 
 class Gradients(Protocol):
@@ -161,7 +162,7 @@ class Player:
         first, *others = rows.view(n, share)
         total = sum(others, first)
         with self.world.record.inside("all_gather sum", total, n), self._blocked():
-            dist.all_gather_into_tensor(whole, total.contiguous(), group=group)
+            all_gather(whole, total.contiguous(), group=group)
         return whole[: own.numel()].to(own.device)
 
     def _all(self, own: torch.Tensor, what: str) -> torch.Tensor:
@@ -171,7 +172,7 @@ class Player:
         own = own.to(self.world.device)
         rows = own.new_empty(self.me.n * own.numel())
         with self.world.record.inside(f"all_gather {what}", own, self.me.n), self._blocked():
-            dist.all_gather_into_tensor(rows, own, group=self.world.group)
+            all_gather(rows, own, group=self.world.group)
         return rows.cpu()
 
     def _send(self, effect: Send) -> None:

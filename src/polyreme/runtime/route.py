@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from .apply.data import Applied
 from .driver import Driver, OnGradients, Said, StepResult
@@ -14,6 +14,9 @@ from .job import Job
 from .mesh import World
 from .passes import seed_of, set_seed
 from .state import State, average_buffers
+
+if TYPE_CHECKING:
+    from .workers import Team
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,6 +54,15 @@ class Route(Protocol):
 
     def settle(self) -> None:
         """Bring the model that is evaluated and kept into the stage, the same on all ranks."""
+
+
+class MakeRoute(Protocol):
+    """Makes the route of all workers of a team that are in this process."""
+
+    def __call__(
+        self, team: Team, applied: Applied, world: World, *, say: Callable[[], Said]
+    ) -> Route:
+        """The route."""
 
 
 class Native:

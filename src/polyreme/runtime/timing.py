@@ -15,8 +15,8 @@ from torch.distributed.fsdp._fully_shard import _fsdp_api
 from .record import Record
 
 # torch 2.13 gave these two new names.
-_all_gather: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
-_reduce_scatter: Any = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+all_gather: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+reduce_scatter: Any = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -150,7 +150,7 @@ class TimedAllGather(_fsdp_api.AllGather):
         traffic.count(output_tensor.nbytes, n_ranks, 1)
         inside = traffic.record.inside("all_gather", output_tensor, n_ranks, settles=False)
         with inside, traffic.blocked():
-            work: dist.Work | None = _all_gather(
+            work: dist.Work | None = all_gather(
                 output_tensor, input_tensor, group=group, async_op=async_op
             )
         return work
@@ -188,7 +188,7 @@ class TimedReduceScatter(_fsdp_api.ReduceScatter):
         traffic.n_reductions += 1
         inside = traffic.record.inside("reduce_scatter", input_tensor, n_ranks, settles=False)
         with inside, traffic.blocked():
-            work: dist.Work | None = _reduce_scatter(
+            work: dist.Work | None = reduce_scatter(
                 output_tensor, input_tensor, op=op, group=group, async_op=async_op
             )
         if self.replicas_follow:

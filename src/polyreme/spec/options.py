@@ -15,6 +15,7 @@ from ..data.options import Data
 from ..errors import Violation
 from ..graph.options import Model
 from ..plan.options import Parallel
+from ..sim.options import Simulate
 
 _METRICS = {"heldout_loss": "1.5", "test_accuracy": "0.98"}
 
@@ -77,6 +78,7 @@ class Spec(msgspec.Struct, frozen=True, kw_only=True):
         cluster: Which machines; all of this one unless told.
         parallel: Parts of the split that are fixed; the rest is searched.
         data_parallel: The algorithm between replicas.
+        simulate: The workers of `polyreme simulate`, and what their time and links cost.
         report: What the run is judged by.
     """
 
@@ -86,4 +88,5 @@ class Spec(msgspec.Struct, frozen=True, kw_only=True):
     cluster: ClusterOptions = ClusterOptions()
     parallel: Parallel = Parallel()
     data_parallel: DataParallel = DataParallel()
+    simulate: Simulate = Simulate()
     report: Report = Report()
