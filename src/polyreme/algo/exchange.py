@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from ..errors import ConfigError
 from .compress.dense import Dense
 from .compress.kind import CompressorKind
+from .compress.maybe import nothing, something
 from .effects import Program
 from .feedback.kind import Turn
 from .packet import Like, Message, Packet
@@ -56,7 +57,7 @@ def init(algorithm: DataParallel, params: torch.Tensor, me: Worker) -> State:
     Raises:
         ConfigError: The topology is not for so many workers, or not for the other members.
     """
-    found = algorithm.topology.check(me.n, algorithm)
+    found = algorithm.topology.refused(me.n, algorithm)
     if found:
         raise ConfigError(found)
     made = parts(algorithm.compress, me.layout, name(params))
@@ -68,20 +69,100 @@ def init(algorithm: DataParallel, params: torch.Tensor, me: Worker) -> State:
     }
 
 
-def combined(
-    algorithm: DataParallel, vector: torch.Tensor, state: State, me: Worker, turn: Turn
+@dataclass(frozen=True, kw_only=True)
+class Carried:
+    """What came of one vector of each worker.
+
+    `out` is the aggregate, `sent` what the others see of this worker's own, `named` the entries
+    that its sparse packets held, `state` the next one of all but feedback.
+    """
+
+    out: torch.Tensor
+    sent: torch.Tensor
+    named: torch.Tensor
+    state: State
+
+
+def given(
+    algorithm: DataParallel,
+    vector: torch.Tensor,
+    state: State,
+    me: Worker,
+    turn: Turn,
+    *,
+    weights: Sequence[float] | None = None,
+    total: float | None = None,
 ) -> Program[tuple[torch.Tensor, State]]:
-    """The aggregate over all workers of what each has, and the next state."""
+    """What the rule is given: the aggregate of all workers, or one's own under gossip.
+
+    With `weights`, of all workers, each counts so much of `total` (unset: of their sum), because
+    its vector is scaled before the plain mean is taken; one of weight 0 takes no part.
+    """
+    takes_part = weights is None or weights[me.rank] > 0
+    if not algorithm.topology.exact:
+        if takes_part:
+            return own(algorithm, vector, state, turn)
+        return vector.new_zeros(vector.shape), state
+    if weights is None:
+        return (yield from combined(algorithm, vector, state, me, turn))
+    scale = weights[me.rank] * me.n / (sum(weights) if total is None else total)
+    silent = None if all(weights) else not takes_part
+    scaled = vector if scale == 1 else vector * scale
+    return (yield from combined(algorithm, scaled, state, me, turn, silent=silent))
+
+
+def combined(
+    algorithm: DataParallel,
+    vector: torch.Tensor,
+    state: State,
+    me: Worker,
+    turn: Turn,
+    *,
+    silent: bool | None = None,
+) -> Program[tuple[torch.Tensor, State]]:
+    """The aggregate over all workers of what each has, and the next state.
+
+    `silent` is as in `carried`; what a silent worker's feedback keeps of its own stays.
+    """
+    feedback, kept = algorithm.feedback, state["feedback"]
+    prepared = vector
+    if not silent:
+        prepared, kept = feedback.prepare(vector, kept, turn)
+    came = yield from carried(algorithm, prepared, state, me, turn, silent=silent)
+    if not silent:
+        kept = feedback.settle(prepared, came.sent, came.named, kept)
+    out, kept = feedback.receive(came.out, kept, turn)
+    return out, {**came.state, "feedback": kept}
+
+
+def carried(
+    algorithm: DataParallel,
+    vector: torch.Tensor,
+    state: State,
+    me: Worker,
+    turn: Turn,
+    *,
+    silent: bool | None = None,
+    draw: Draw | None = None,
+) -> Program[Carried]:
+    """The aggregate over all workers of what each has, whatever feedback makes of it.
+
+    Where any worker may be silent, `silent` says on all of them whether this one is: then its
+    packets are empty and count as zero, and no packets add. In a compressor's rounds all take
+    part: a silent worker with zeros. Random numbers are those of the turn unless `draw` is given.
+    """
     import torch
 
-    feedback = algorithm.feedback
+    dense_now = algorithm.feedback.sends_all(turn)
     compress = algorithm.compress.at(turn.step)
-    if feedback.sends_all(turn):
+    if dense_now:
         compress = Dense(per=compress.per)
     made = parts(compress, me.layout, name(vector))
-    prepared, kept = feedback.prepare(vector, state["feedback"], turn)
+    drawn = me.draw(turn.step) if draw is None else draw
+    if silent:
+        vector = vector.new_zeros(vector.shape)
     aggregated, topology = state["aggregate"], state["topology"]
-    out, sent = torch.empty_like(vector), torch.empty_like(vector)
+    out, sent = torch.empty_like(vector), torch.zeros_like(vector)
     named = torch.zeros_like(vector, dtype=torch.bool)
     compressors = dict(state["compress"])
 
@@ -94,9 +175,9 @@ def combined(
 
     rounds = [index for index, part in enumerate(made) if part.kind.in_rounds]
     if rounds:
-        xs = [_of(prepared, made[index]) for index in rounds]
+        xs = [_of(vector, made[index]) for index in rounds]
         states = [compressors[str(index)] for index in rounds]
-        draws = [me.draw(turn.step).at(index) for index in rounds]
+        draws = [drawn.at(index) for index in rounds]
         outs, own, after = yield from compress.exchange(xs, states, draws, combining, me)
         for index, mean, seen, each in zip(rounds, outs, own, after, strict=True):
             _of(out, made[index]).copy_(mean)
@@ -108,32 +189,28 @@ def combined(
     for index, part in enumerate(made):
         if part.kind.in_rounds:
             continue
-        draw = me.draw(turn.step).at(index)
+        places.append(part)
+        if silent:
+            packets.append(nothing(part.kind, part.like, vector.device))
+            continue
         buffers, compressors[str(index)] = part.kind.encode(
-            _of(prepared, part), compressors[str(index)], draw
+            _of(vector, part), compressors[str(index)], drawn.at(index)
         )
         packet = Packet(buffers=buffers, like=part.like, kind=part.kind)
-        packets.append(packet)
-        places.append(part)
+        packets.append(packet if silent is None else something(packet))
         _of(sent, part).copy_(packet.decode())
         if part.kind.sparse:
             _of(named, part).copy_(part.kind.kept(buffers, part.like))
     if packets:
         message = Message(packets=tuple(packets))
-        back = None if feedback.sends_all(turn) else me.draw(turn.step).at(len(made))
+        back = None if dense_now else drawn.at(len(made))
         decoded, aggregated, topology = yield from _aggregate(
             algorithm, message, aggregated, topology, me, back
         )
         for part, mean in zip(places, decoded, strict=True):
             _of(out, part).copy_(mean)
-    kept = feedback.settle(prepared, sent, named, kept)
-    out, kept = feedback.receive(out, kept, turn)
-    return out, {
-        "feedback": kept,
-        "compress": compressors,
-        "aggregate": aggregated,
-        "topology": topology,
-    }
+    kept = {**state, "compress": compressors, "aggregate": aggregated, "topology": topology}
+    return Carried(out=out, sent=sent, named=named, state=kept)
 
 
 def own(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from .majority import MajorityVote as MajorityVote
 from .mean import Mean as Mean
 
-Aggregator = Mean
+Aggregator = Mean | MajorityVote

@@ -21,7 +21,7 @@ class Turn:
     lr: float
 
 
-class FeedbackKind(msgspec.Struct, frozen=True, kw_only=True):
+class FeedbackKind(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A feedback keeps what compression took away, and keeps no state itself.
 
     `prepare` gives what is compressed, `settle` learns what of it the others see, `receive` turns
@@ -30,6 +30,8 @@ class FeedbackKind(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     owns_momentum: ClassVar[bool] = False
+    remembers: ClassVar[bool] = False
+    """Whether a worker that sends nothing still counts with what is known of it."""
 
     @property
     def vectors(self) -> tuple[str, ...]:

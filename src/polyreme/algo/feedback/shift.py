@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, ClassVar
 
 import msgspec
 
@@ -24,6 +24,7 @@ class DIANA(FeedbackKind, frozen=True, kw_only=True, tag="DIANA", tag_field="kin
             compressors of variance omega |x|^2. 0 learns nothing.
     """
 
+    remembers: ClassVar[bool] = True
     alpha: Annotated[float, msgspec.Meta(ge=0, le=1)] = 0.1
 
     @property
@@ -58,6 +59,8 @@ class EF21(FeedbackKind, frozen=True, kw_only=True, tag="EF21", tag_field="kind"
     e' = e + c, the step is along mean(e'). Estimates start at zero, so that the first is C(g).
     Differs: no master, so each worker keeps the mean of all estimates.
     """
+
+    remembers: ClassVar[bool] = True
 
     @property
     def vectors(self) -> tuple[str, ...]:

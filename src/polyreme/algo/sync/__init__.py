@@ -2,8 +2,24 @@
 
 from __future__ import annotations
 
+from .adaptive_period import AdaptivePeriod as AdaptivePeriod
+from .cser import CSER as CSER
 from .every_step import EveryStep as EveryStep
+from .fed_avg import FedAvg as FedAvg
+from .growing_batch import GrowingBatch as GrowingBatch
+from .lazy import LAG as LAG
+from .lazy import ThreePoint as ThreePoint
 from .local_steps import DiLoCo as DiLoCo
 from .local_steps import LocalSteps as LocalSteps
 
-Sync = EveryStep | LocalSteps | DiLoCo
+Sync = (
+    EveryStep
+    | LocalSteps
+    | AdaptivePeriod
+    | DiLoCo
+    | FedAvg
+    | GrowingBatch
+    | LAG
+    | ThreePoint
+    | CSER
+)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from .. import exchange
 from ..effects import Agree, Program, Record
 from ..feedback.kind import Turn
-from .kind import State, SyncKind, gradient, moved
+from .kind import State, SyncKind, gradient, mixed, moved
 
 if TYPE_CHECKING:
     import torch
@@ -19,47 +20,62 @@ if TYPE_CHECKING:
 class EveryStep(SyncKind, frozen=True, kw_only=True, tag="EveryStep", tag_field="kind"):
     """All replicas average their gradients at every step (synchronous SGD).
 
-    Under gossip each steps along its own gradient, then models are mixed.
-    """
+    A step in which a worker's loss or gradient is not finite is skipped by all. Workers count by
+    the labels that carry loss in their batches; one that has none adds zero to a mean, and no row
+    to any other aggregate. Under gossip each steps along its own gradient, then models are mixed.
 
-    def init(self, algorithm: DataParallel, params: torch.Tensor, me: Worker) -> State:
-        """Parameters, the rule's state and that of exchanges."""
-        return {
-            "params": params,
-            "rule": algorithm.rule.init(params),
-            "exchange": exchange.init(algorithm, params, me),
-            "step": 0,
-        }
+    Source: Chen et al. 2016, "Revisiting Distributed Synchronous SGD".
+    """
 
     def round(self, algorithm: DataParallel, state: State, me: Worker) -> Program[State]:
         """A gradient, its exchange, an update; under gossip, an update and the model's exchange."""
         params, step = state["params"], state["step"]
         turn = Turn(step=step, lr=me.lr(step))
         at = algorithm.feedback.at(params, state["exchange"]["feedback"])
-        own = yield from gradient(algorithm, at, step, me)
+        own = yield from gradient(algorithm, at, self.batches(state), me)
         (seen,) = yield Agree(batches=(own.numbers,))
-        after = {**state, "step": step + 1}
+        after = self.counted(state)
         if seen.skipped:
             yield Record(step=step + 1, seen=seen, lr=turn.lr)
             return after
-        found = own.gradient * seen.share(me.rank)
-        topology = algorithm.topology
-        if topology.exact:
-            found, exchanged = yield from exchange.combined(
-                algorithm, found, state["exchange"], me, turn
+        counts = [row.weight > 0 for row in seen.rows]
+        silent = None if algorithm.aggregate.is_mean or all(counts) else not counts[me.rank]
+        found, changed = yield from self.given(
+            algorithm, own.gradient * seen.share(me.rank), state, me, turn, silent
+        )
+        params, rule, norm = yield from moved(algorithm, params, found, state["rule"], turn.lr, me)
+        grad_norm = norm if algorithm.topology.exact else None
+        yield Record(step=step + 1, seen=seen, lr=turn.lr, grad_norm=grad_norm)
+        params, exchanged = yield from mixed(algorithm, params, changed["exchange"], me, turn)
+        return {**after, **changed, "params": params, "rule": rule, "exchange": exchanged}
+
+    def batches(self, state: State) -> Sequence[int]:
+        """Which batches of its own a worker takes for a step."""
+        step: int = state["step"]
+        return (step,)
+
+    def counted(self, state: State) -> State:
+        """The state with a step more, and nothing else."""
+        return {**state, "step": state["step"] + 1}
+
+    def given(
+        self,
+        algorithm: DataParallel,
+        found: torch.Tensor,
+        state: State,
+        me: Worker,
+        turn: Turn,
+        silent: bool | None,
+    ) -> Program[tuple[torch.Tensor, State]]:
+        """What the rule is given, and the entries of the state that change by it.
+
+        `silent` is None where all workers have a gradient, else whether this one has none.
+        """
+        kept = state["exchange"]
+        if algorithm.topology.exact:
+            found, kept = yield from exchange.combined(
+                algorithm, found, kept, me, turn, silent=silent
             )
         else:
-            found, exchanged = exchange.own(algorithm, found, state["exchange"], turn)
-        after["params"], after["rule"], norm = yield from moved(
-            algorithm, params, found, state["rule"], turn.lr, me
-        )
-        yield Record(
-            step=step + 1, seen=seen, lr=turn.lr, grad_norm=norm if topology.exact else None
-        )
-        if not topology.exact:
-            after["params"], mixed = yield from topology.mix(
-                after["params"], exchanged["topology"], me, turn, algorithm
-            )
-            exchanged = {**exchanged, "topology": mixed}
-        after["exchange"] = exchanged
-        return after
+            found, kept = exchange.own(algorithm, found, kept, turn)
+        return found, {"exchange": kept}

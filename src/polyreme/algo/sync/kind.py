@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import msgspec
 
+from .. import exchange
 from ..effects import Compute, Computed, Program, settled
 
 if TYPE_CHECKING:
     import torch
 
     from ..compose import DataParallel
+    from ..feedback.kind import Turn
     from ..worker import Worker
 
 State = dict[str, Any]
@@ -30,9 +33,19 @@ class SyncKind(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     in_step: ClassVar[bool] = True
     """Whether step n is made of batch n of each worker."""
 
+    @property
+    def n_vectors(self) -> int:
+        """Vectors of the parameters' size that it keeps beside them, the rule's and feedback's."""
+        return 0
+
     def init(self, algorithm: DataParallel, params: torch.Tensor, me: Worker) -> State:
-        """State before the first round."""
-        raise NotImplementedError
+        """State before the first round: parameters, the rule's state and that of exchanges."""
+        return {
+            "params": params,
+            "rule": algorithm.rule.init(params),
+            "exchange": exchange.init(algorithm, params, me),
+            "step": 0,
+        }
 
     def round(self, algorithm: DataParallel, state: State, me: Worker) -> Program[State]:
         """One round."""
@@ -49,18 +62,51 @@ class SyncKind(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
 
 def gradient(
-    algorithm: DataParallel, params: torch.Tensor, batch: int, me: Worker
+    algorithm: DataParallel, params: torch.Tensor, batches: Sequence[int], me: Worker
 ) -> Program[Computed]:
-    """The gradient of a batch of one's own, held to its share of the local bound.
+    """The mean gradient of batches of one's own, held to its share of the local bound.
 
     Coupled weight decay is in it where a feedback owns the momentum, which is to see it.
     """
-    own: Computed = yield Compute(params=params, batch=batch)
+    own: Computed = yield Compute(params=params, batch=batches[0])
+    for batch in batches[1:]:
+        own = both(own, (yield Compute(params=params, batch=batch)))
     decay, _ = _decay(algorithm)
     found = own.gradient.add(params, alpha=decay) if decay else own.gradient
     if algorithm.local_clip_norm is not None:
-        found = _clipped(found, algorithm.local_clip_norm / math.sqrt(me.n))
+        found = clipped(found, algorithm.local_clip_norm / math.sqrt(me.n))
     return replace(own, gradient=found)
+
+
+def both(one: Computed, other: Computed) -> Computed:
+    """The mean gradient over the labels of two batches."""
+    weight = one.weight + other.weight
+    share = other.weight / weight if weight else 0.0
+    return Computed(
+        gradient=one.gradient * (1 - share) + other.gradient * share,
+        loss=one.loss * (1 - share) + other.loss * share,
+        weight=weight,
+        n_samples=one.n_samples + other.n_samples,
+    )
+
+
+def stride(
+    algorithm: DataParallel,
+    params: torch.Tensor,
+    found: torch.Tensor,
+    state: State,
+    lr: float,
+    me: Worker,
+) -> Program[tuple[torch.Tensor, State, float]]:
+    """The rule's change of parameters, its next state, and the norm before it was clipped."""
+    import torch
+
+    _, rule = _decay(algorithm)
+    norm = float(torch.linalg.vector_norm(found, dtype=torch.float64))
+    if me.clip_norm is not None:
+        found = clipped(found, me.clip_norm)
+    delta, state = yield from settled(rule.update(found, state, params, lr=lr, layout=me.layout))
+    return delta, state, norm
 
 
 def moved(
@@ -72,14 +118,27 @@ def moved(
     me: Worker,
 ) -> Program[tuple[torch.Tensor, State, float]]:
     """Parameters after a step of the rule, its next state, and the norm before it was clipped."""
+    delta, state, norm = yield from stride(algorithm, params, found, state, lr, me)
+    return params + delta, state, norm
+
+
+def mixed(
+    algorithm: DataParallel, params: torch.Tensor, state: State, me: Worker, turn: Turn
+) -> Program[tuple[torch.Tensor, State]]:
+    """Under gossip the model after its exchange, and the next state of exchanges; else as it is."""
+    topology = algorithm.topology
+    if topology.exact:
+        return params, state
+    params, after = yield from topology.mix(params, state["topology"], me, turn, algorithm)
+    return params, {**state, "topology": after}
+
+
+def clipped(vector: torch.Tensor, bound: float) -> torch.Tensor:
+    """As torch's clip_grad_norm_ does; what is not finite stays so."""
     import torch
 
-    _, rule = _decay(algorithm)
-    norm = float(torch.linalg.vector_norm(found, dtype=torch.float64))
-    if me.clip_norm is not None:
-        found = _clipped(found, me.clip_norm)
-    delta, state = yield from settled(rule.update(found, state, params, lr=lr, layout=me.layout))
-    return params + delta, state, norm
+    norm = float(torch.linalg.vector_norm(vector, dtype=torch.float64))
+    return vector * (bound / (norm + 1e-6)) if norm > bound else vector
 
 
 def _decay(algorithm: DataParallel) -> tuple[float, Any]:
@@ -88,11 +147,3 @@ def _decay(algorithm: DataParallel) -> tuple[float, Any]:
     if not algorithm.feedback.owns_momentum or not rule.coupled_decay:
         return 0.0, rule
     return rule.coupled_decay, msgspec.structs.replace(rule, weight_decay=0.0)
-
-
-def _clipped(vector: torch.Tensor, bound: float) -> torch.Tensor:
-    """As torch's clip_grad_norm_ does; what is not finite stays so."""
-    import torch
-
-    norm = float(torch.linalg.vector_norm(vector, dtype=torch.float64))
-    return vector * (bound / (norm + 1e-6)) if norm > bound else vector

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 
-from .. import exchange
-from ..effects import Agree, Numbers, Program, Record, settled
+from ..effects import Agree, Numbers, Program, Record, Seen
 from ..feedback.kind import Turn
 from ..rule.sgd import SGD
-from .kind import State, SyncKind, gradient, moved
+from . import way
+from .kind import State, SyncKind
 
 if TYPE_CHECKING:
     import torch
@@ -25,9 +26,13 @@ _Count = Annotated[int, msgspec.Meta(ge=1)]
 class LocalSteps(SyncKind, frozen=True, kw_only=True, tag="LocalSteps", tag_field="kind"):
     """Every worker takes steps of its own; then the mean of their ways is gone by all.
 
+    What is exchanged is the way since the last exchange, as a gradient at rate 1, so that
+    compression and feedback apply to it. A worker skips a step of its own whose gradient is not
+    finite or has no labels; one that took no step of a round does not count in its mean. If the
+    way of any is not finite, all throw the round away and go on from its start with new batches.
+
     Source: Stich 2019, "Local SGD Converges Fast and Communicates Little", algorithm 1; post-local
-    SGD: Lin et al. 2020, section 3. What is exchanged is the way since the last exchange, as a
-    gradient at rate 1, so that compression and feedback apply to it.
+    SGD: Lin et al. 2020, "Don't Use Large Mini-Batches, Use Local SGD", section 3.
 
     Attributes:
         every: Steps between exchanges.
@@ -44,14 +49,24 @@ class LocalSteps(SyncKind, frozen=True, kw_only=True, tag="LocalSteps", tag_fiel
         """What the mean way is given to, as a gradient."""
         return SGD(lr=1.0)
 
+    @property
+    def n_vectors(self) -> int:
+        """Those of the common step."""
+        return self.outer.n_states
+
+    def period(self, state: State) -> int:
+        """Steps of the round that starts now."""
+        return 1 if state["step"] < self.after else self.every
+
+    def heard(self, state: State, seens: Sequence[Seen]) -> State:
+        """Entries of the state that change by what workers told of a round's steps."""
+        return {}
+
     def init(self, algorithm: DataParallel, params: torch.Tensor, me: Worker) -> State:
-        """Parameters, the rule's states and that of exchanges."""
+        """Parameters, the rule's states and that of exchanges, of which `round` is the number."""
         return {
-            "params": params,
-            "rule": algorithm.rule.init(params),
+            **super().init(algorithm, params, me),
             "outer": self.outer.init(params),
-            "exchange": exchange.init(algorithm, params, me),
-            "step": 0,
             "round": 0,
         }
 
@@ -59,40 +74,33 @@ class LocalSteps(SyncKind, frozen=True, kw_only=True, tag="LocalSteps", tag_fiel
         """Local steps, the exchange of their sum, a common step."""
         start, step = state["params"], state["step"]
         params, rule = start, state["rule"]
-        n_steps = 1 if step < self.after else self.every
+        n_steps = self.period(state)
+        if me.n_steps is not None:
+            n_steps = max(1, min(n_steps, me.n_steps - step))
         came: list[Numbers] = []
         for number in range(step, step + n_steps):
-            own = yield from gradient(algorithm, params, number, me)
-            came.append(own.numbers)
-            if own.is_finite:
-                params, rule, _ = yield from moved(
-                    algorithm, params, own.gradient, rule, me.lr(number), me
-                )
-        for number, seen in enumerate((yield Agree(batches=tuple(came))), start=step):
-            yield Record(step=number + 1, seen=seen, lr=me.lr(number))
+            params, rule, numbers = yield from way.stepped(
+                algorithm, params, rule, state["exchange"], number, me.lr(number), me
+            )
+            came.append(numbers)
+        gone = start - params
+        *seens, arrived = yield Agree(batches=(*came, way.arrival(gone)))
+        for number, seen in enumerate(seens, start=step):
+            yield Record(step=number + 1, seen=way.marked(seen, arrived), lr=me.lr(number))
+        after = {**state, **self.heard(state, seens), "step": step + n_steps}
+        weights = way.took_part(seens)
+        if arrived.bad or not any(weights):
+            return after
         turn = Turn(step=state["round"], lr=1.0)
-        topology, way = algorithm.topology, start - params
-        if topology.exact:
-            way, exchanged = yield from exchange.combined(
-                algorithm, way, state["exchange"], me, turn
-            )
-        else:
-            way, exchanged = exchange.own(algorithm, way, state["exchange"], turn)
-        delta, outer = yield from settled(
-            self.outer.update(way, state["outer"], start, lr=self.outer.lr, layout=me.layout)
+        params, outer, exchanged = yield from way.together(
+            algorithm, self.outer, start, gone, state, me, turn, weights
         )
-        params = start + delta
-        if not topology.exact:
-            params, mixed = yield from topology.mix(
-                params, exchanged["topology"], me, turn, algorithm
-            )
-            exchanged = {**exchanged, "topology": mixed}
         return {
+            **after,
             "params": params,
             "rule": rule if self.keep_momentum else algorithm.rule.init(start),
             "outer": outer,
             "exchange": exchanged,
-            "step": step + n_steps,
             "round": state["round"] + 1,
         }
 
