@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
     import torch
@@ -39,13 +40,16 @@ class Buffer(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Packet:
-    """One compressed tensor: buffers of one dimension, in the order of its compressor's form."""
+    """One compressed tensor: buffers of one dimension, in the order of its compressor's form.
+
+    It is decoded once, however often it is asked: nobody changes what it gives.
+    """
 
     buffers: tuple[torch.Tensor, ...]
     like: Like
     kind: CompressorKind
 
-    @property
+    @cached_property
     def nbytes(self) -> int:
         """Bytes on the wire: buffers, and 4 for each length that the receiver cannot know."""
         held = sum(buffer.numel() * buffer.element_size() for buffer in self.buffers)
@@ -53,6 +57,10 @@ class Packet:
 
     def decode(self) -> torch.Tensor:
         """The tensor that the receiver sees."""
+        return self._decoded
+
+    @cached_property
+    def _decoded(self) -> torch.Tensor:
         return self.kind.decode(self.buffers, self.like)
 
 
@@ -77,12 +85,12 @@ class Message:
 
     packets: tuple[Packet, ...]
 
-    @property
+    @cached_property
     def kinds(self) -> Kinds:
         """What its receiver must know."""
         return tuple((packet.kind, packet.like) for packet in self.packets)
 
-    @property
+    @cached_property
     def nbytes(self) -> int:
         """Bytes on the wire."""
         return sum(packet.nbytes for packet in self.packets)
@@ -92,6 +100,29 @@ def total(messages: Sequence[Message]) -> Message:
     """The sum of messages whose packets add, in their order."""
     columns = zip(*(message.packets for message in messages), strict=True)
     return Message(packets=tuple(added(packets) for packets in columns))
+
+
+def applied(function: Callable[[Sequence[Message]], Any], messages: Sequence[Message]) -> Any:
+    """A function of the messages of all workers, which gives the same on all of them.
+
+    Where workers of one process hold the very same packets it is called once. What it gave is kept
+    with the first packet, as long as that lives.
+    """
+    packets = [packet for message in messages for packet in message.packets]
+    if not packets:
+        return function(messages)
+    first, *others = packets
+    code = getattr(function, "__code__", function)
+    held = first.__dict__.get("_applied")
+    if held is not None and held[0] is code and _same(held[1], others):
+        return held[2]
+    result = function(messages)
+    first.__dict__["_applied"] = code, others, result
+    return result
+
+
+def _same(some: Sequence[Packet], others: Sequence[Packet]) -> bool:
+    return len(some) == len(others) and all(a is b for a, b in zip(some, others, strict=True))
 
 
 def to_bytes(message: Message) -> torch.Tensor:

@@ -8,7 +8,6 @@ same on all workers where packets add, and are not sent.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ..compress.dense import Dense
@@ -56,7 +55,7 @@ def refilled(message: Message, total: Vector) -> Message:
             part = left[buffer.dtype]
             buffers.append(part[: buffer.numel()])
             left[buffer.dtype] = part[buffer.numel() :]
-        packets.append(replace(packet, buffers=tuple(buffers)))
+        packets.append(Packet(buffers=tuple(buffers), like=packet.like, kind=packet.kind))
     return Message(packets=tuple(packets))
 
 

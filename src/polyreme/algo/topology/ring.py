@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ..effects import Program
-from ..packet import Message
+from ..packet import Message, applied
 from .cost import Cost
 from .kind import TopologyKind
 from .passing import refilled, ring_gather, ring_sum, vector
@@ -27,7 +27,7 @@ class Ring(TopologyKind, frozen=True, kw_only=True, tag="Ring", tag_field="kind"
     ) -> Program[Any]:
         """Messages go round once."""
         gathered = yield from ring_gather(message, [message.kinds] * me.n, range(me.n), me.rank)
-        return function(gathered)
+        return applied(function, gathered)
 
     def sum(self, message: Message, me: Worker) -> Program[Message]:
         """Chunks are summed on the way round, and go round once more."""
