@@ -35,6 +35,7 @@ lint: $(VENV)/.developed
 
 docs: $(VENV)/.developed
 	$(BIN)/python -m polyreme.spec.reference > docs/spec.md
+	$(BIN)/python -m polyreme.api.algorithms docs/algorithms.md
 
 clean:
 	rm -rf $(VENV) build dist runs src/*.egg-info

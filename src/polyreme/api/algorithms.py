@@ -1,0 +1,347 @@
+"""What every member of an algorithm needs, costs and promises, as tables in Markdown.
+
+Nothing in them is written by hand: members are asked, or played on a small example.
+``python -m polyreme.api.algorithms docs/algorithms.md`` renews the tables of the page.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import torch
+
+from ..algo import exchange
+from ..algo.aggregate import Mean
+from ..algo.aggregate.kind import AggregatorKind
+from ..algo.compose import DataParallel
+from ..algo.compress import Dense, PowerSGD, Sign
+from ..algo.compress.kind import CompressorKind
+from ..algo.draw import Draw
+from ..algo.effects import (
+    Agree,
+    Combine,
+    Compute,
+    Computed,
+    Program,
+    Received,
+    Recv,
+    Seen,
+    Send,
+    Sum,
+    SumShards,
+)
+from ..algo.feedback.kind import FeedbackKind, Turn
+from ..algo.members import Member, members
+from ..algo.packet import Like, Message, Packet
+from ..algo.rule import SGD
+from ..algo.rule.kind import RuleKind
+from ..algo.sync.kind import SyncKind
+from ..algo.topology import Gossip
+from ..algo.topology.graph.kind import GraphKind
+from ..algo.topology.kind import TopologyKind
+from ..algo.topology.method.kind import MethodKind
+from ..algo.vector import Layout
+from ..algo.worker import Worker
+
+BEGIN, END = "<!-- tables: made by polyreme.api.algorithms -->", "<!-- end of tables -->"
+N = 8
+SHAPE = (256, 256)
+_TITLES = {
+    "rule": "Rules",
+    "sync": "Syncs",
+    "topology": "Topologies",
+    "topology.graph": "Graphs of gossip",
+    "topology.method": "Methods of gossip",
+    "compress": "Compressors",
+    "feedback": "Feedbacks",
+    "aggregate": "Aggregators",
+}
+
+
+def tables() -> str:
+    """A table for each part."""
+    found = members()
+    lines = []
+    for part, title in _TITLES.items():
+        lines += [f"### {title}\n", f"`data_parallel.{part}`\n"]
+        lines += ["| kind | needs | costs | promises | source |", "|---|---|---|---|---|"]
+        for member in found:
+            if member.part == part:
+                cells = (f"`{member.kind}`", *_said(member), member.source)
+                lines.append(
+                    f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |"
+                )
+        lines.append("")
+    return "\n".join(lines)
+
+
+def renewed(page: str) -> str:
+    """The page with the tables as they are now."""
+    before, _, rest = page.partition(BEGIN)
+    _, _, after = rest.partition(END)
+    return f"{before}{BEGIN}\n\n{tables()}\n{END}{after}"
+
+
+def _said(member: Member) -> tuple[str, str, str]:
+    """Needs, costs, promises."""
+    if issubclass(member.cls, GraphKind) and member.kind == "Matrix":
+        return "a file of n x n weights", "those whom its rows name", "what its weights hold"
+    made: Any = member.cls()
+    said: dict[type, Callable[[Any], tuple[list[str], list[str], list[str]]]] = {
+        RuleKind: _rule,
+        SyncKind: _sync,
+        TopologyKind: _topology,
+        GraphKind: _graph,
+        MethodKind: _method,
+        CompressorKind: _compressor,
+        FeedbackKind: _feedback,
+        AggregatorKind: _aggregator,
+    }
+    of = next(says for kind, says in said.items() if isinstance(made, kind))
+    needs, costs, promises = (", ".join(filter(None, each)) or "-" for each in of(made))
+    return needs, costs, promises
+
+
+def _rule(rule: RuleKind) -> tuple[list[str], list[str], list[str]]:
+    decayed = msgspec.structs.replace(rule, weight_decay=0.1)
+    needs = ["a feedback without momentum"] if rule.keeps_momentum else []
+    costs = [_vectors(rule.n_states), "a count" if rule.counts else ""]
+    promises = ["weight decay in the gradient" if decayed.coupled_decay else ""]
+    return needs, costs, promises
+
+
+def _sync(sync: Any) -> tuple[list[str], list[str], list[str]]:
+    plain = DataParallel(rule=SGD(), sync=sync)
+    params = torch.zeros(10_000)
+    state = sync.init(plain, params, _worker(params))
+    own = {key: value for key, value in state.items() if key not in ("params", "rule", "exchange")}
+    needs = [*_wants(plain), "an exact topology" if _refused(plain, topology=Gossip()) else ""]
+    costs = [_exchanges(plain, params), _vectors(_entries(own) / params.numel())]
+    promises = [
+        "all models alike between rounds" if sync.agrees(plain) else "",
+        "step n is made of batch n" if sync.in_step else "",
+    ]
+    return needs, costs, promises
+
+
+def _topology(topology: Any) -> tuple[list[str], list[str], list[str]]:
+    needs = _wants(DataParallel(rule=SGD(), topology=topology))
+    nbytes = 1 << 24
+    costs = []
+    for adds in (True, False) if topology.exact else (True,):
+        cost = topology.cost(N, nbytes, adds=adds)
+        what = ("sums: " if adds else "others: ") if topology.exact else ""
+        rounds = _counted(cost.rounds, "round")
+        costs.append(f"{what}{rounds}, {cost.path_bytes / nbytes:.3g} messages long")
+    promises = [
+        "all workers end with the same" if topology.exact else "",
+        "the way back may be compressed" if topology.at_servers else "",
+    ]
+    return needs, ["; ".join(costs)], promises
+
+
+def _graph(graph: GraphKind) -> tuple[list[str], list[str], list[str]]:
+    period = graph.period(N)
+    takes = (graph.weights(N, 0) != 0).sum(1) - 1
+    stays = {1: "the same at every step", None: "drawn at every step"}
+    promises = [
+        stays.get(period, f"comes again after {period} steps"),
+        "symmetric" if graph.symmetric else "",
+        f"spectral gap {graph.spectral_gap(N):.2f}" if period is not None else "",
+    ]
+    return [], [f"{_counted(int(takes.max()), 'neighbour')} a step"], promises
+
+
+def _method(method: Any) -> tuple[list[str], list[str], list[str]]:
+    needs = ["columns that sum to 1" if method.columns_only else "rows and columns that sum to 1"]
+    gossip = Gossip(method=method)
+    params = torch.zeros(64)
+    state = gossip.init(DataParallel(topology=gossip), params, _worker(params))
+    promises = ["compressed differences" if method.keeps_copies else "models as they decode"]
+    return needs, [_vectors(_entries(state) / params.numel())], promises
+
+
+def _compressor(compress: CompressorKind) -> tuple[list[str], list[str], list[str]]:
+    x = _gradient(0)
+    state = compress.init(Like.of(x))
+    nbytes = _given(compress, x) if compress.in_rounds else _packed(compress)
+    needs = ["an exact topology" if compress.in_rounds else ""]
+    costs = [f"{100 * nbytes / (4 * x.numel()):.3g} % of the bytes"]
+    costs.append(_vectors(_entries(state) / x.numel()))
+    promises = [
+        "exact" if isinstance(compress, Dense) else "",
+        "unbiased" if compress.unbiased else "",
+        "adds" if compress.adds else "",
+        "sparse" if compress.sparse else "",
+        "in rounds" if compress.in_rounds else "",
+    ]
+    return needs, costs, promises
+
+
+def _feedback(feedback: Any) -> tuple[list[str], list[str], list[str]]:
+    sparse = DataParallel(rule=SGD(), feedback=feedback, compress=Sign()).check()
+    needs = [
+        "a rule without momentum" if feedback.owns_momentum else "",
+        "a sparse compressor (or masking = false)" if sparse else "",
+        "gradients at other weights" if type(feedback).at is not FeedbackKind.at else "",
+    ]
+    promises = [
+        "owns the momentum" if feedback.owns_momentum else "",
+        "the plain mean where nothing is lost" if _is_exact(feedback) else "",
+        "dense at first" if feedback.sends_all(Turn(step=0, lr=0.1)) else "",
+    ]
+    return needs, [_vectors(len(feedback.vectors))], promises
+
+
+def _aggregator(aggregate: AggregatorKind) -> tuple[list[str], list[str], list[str]]:
+    state = aggregate.init(torch.zeros(64))
+    promises = [
+        "the plain mean: packets may be summed on the way" if aggregate.is_mean else "",
+        "entry by entry: servers may share it" if aggregate.by_entry else "",
+    ]
+    return [], [_vectors(_entries(state) / 64)], promises
+
+
+def _wants(algorithm: DataParallel) -> list[str]:
+    """What a member wants of other parts, by trying."""
+    return [
+        "packets" if _refused(algorithm, compress=PowerSGD()) else "",
+        "the mean" if _refused(algorithm, aggregate=_ByRow()) else "",
+    ]
+
+
+def _refused(algorithm: DataParallel, **parts: Any) -> bool:
+    tried = msgspec.structs.replace(algorithm, **parts)
+    return bool([*tried.check(), *tried.refused(N)])
+
+
+class _ByRow(Mean, frozen=True, kw_only=True, tag="ByRow"):
+    """Stands for an aggregator that is no mean and wants whole rows."""
+
+    is_mean = False
+    by_entry = False
+
+
+def _is_exact(feedback: FeedbackKind) -> bool:
+    """Whether what the rule is given is the gradient where all of it is sent, at any rate."""
+    generator = torch.Generator().manual_seed(0)
+    state = feedback.init(torch.zeros(16, dtype=torch.float64))
+    for step in range(3):
+        turn = Turn(step=step, lr=0.1 * (step + 1))
+        gradient = torch.randn(16, generator=generator, dtype=torch.float64)
+        prepared, state = feedback.prepare(gradient, state, turn)
+        named = torch.zeros(16, dtype=torch.bool)
+        state = feedback.settle(prepared, prepared, named, state)
+        out, state = feedback.receive(prepared, state, turn)
+        if not torch.allclose(out, gradient, rtol=0, atol=1e-9):
+            return False
+    return True
+
+
+def _gradient(step: int) -> torch.Tensor:
+    return 0.01 * torch.randn(SHAPE, generator=torch.Generator().manual_seed(step))
+
+
+def _packed(compress: CompressorKind) -> float:
+    """Bytes of a packet, in the mean of ten steps under error feedback."""
+    left = torch.zeros(SHAPE)
+    state, sizes = compress.init(Like.of(left)), []
+    for step in range(10):
+        x = _gradient(step) + left
+        buffers, state = compress.encode(x, state, Draw(seed=0, worker=0, step=step).at(0))
+        packet = Packet(buffers=buffers, like=Like.of(x), kind=compress)
+        left = x - packet.decode()
+        sizes.append(packet.nbytes)
+    return sum(sizes) / len(sizes)
+
+
+def _exchanges(algorithm: DataParallel, params: torch.Tensor) -> str:
+    """How often one worker alone, given gradients at random, exchanges a vector."""
+    me = _worker(params, n=1)
+    state, given = algorithm.sync.init(algorithm, params, me), 0
+    generator = torch.Generator().manual_seed(0)
+    while state["step"] < 64:
+        program = algorithm.sync.round(algorithm, state, me)
+        answer: Any = None
+        while True:
+            try:
+                effect: Any = program.send(answer)
+            except StopIteration as end:
+                state = end.value
+                break
+            match effect:
+                case Compute():
+                    gradient = torch.randn(params.shape, generator=generator)
+                    answer = Computed(gradient=gradient, loss=1.0, weight=1.0, n_samples=1)
+                case Agree():
+                    answer = Seen.of([effect.batches])
+                case Combine():
+                    given += effect.message.nbytes
+                    answer = effect.function([effect.message])
+                case Sum():
+                    given += effect.message.nbytes
+                    answer = effect.message
+                case SumShards():
+                    answer = effect.partial
+                case _:
+                    answer = None
+    often = f"{given / (4 * params.numel()) / state['step']:.3g}"
+    return f"{often} exchange{'' if often == '1' else 's'} a step"
+
+
+def _given(compress: CompressorKind, x: torch.Tensor) -> int:
+    """Bytes that the second of two alike workers gives in an exchange in rounds."""
+    given = 0
+
+    def combining(tensors: Sequence[torch.Tensor]) -> Program[list[torch.Tensor]]:
+        nonlocal given
+        given += exchange.dense(tensors).nbytes
+        return list(tensors)
+        yield  # a program that asks for nothing
+
+    me = Worker(rank=1, n=2, layout=Layout.of({"w": SHAPE}), seed=0, lr=lambda _: 0.1)
+    draws = [Draw(seed=0, worker=1, step=0)]
+    program = compress.exchange([x], [compress.init(Like.of(x))], draws, combining, me)
+    answer: Any = None
+    said = Message(packets=())
+    while True:
+        try:
+            effect = program.send(answer)
+        except StopIteration:
+            return given
+        answer = None
+        if isinstance(effect, Send):
+            said, given = effect.message, given + effect.message.nbytes
+        elif isinstance(effect, Recv):
+            answer = Received(source=effect.source, message=said)
+
+
+def _worker(params: torch.Tensor, n: int = N) -> Worker:
+    layout = Layout.of({"w": tuple(params.shape)})
+    return Worker(rank=0, n=n, layout=layout, seed=0, lr=lambda _: 0.1, n_samples=64)
+
+
+def _entries(state: Any) -> int:
+    if isinstance(state, dict):
+        return sum(map(_entries, state.values()))
+    return state.numel() if torch.is_tensor(state) and state.numel() > 1 else 0
+
+
+def _counted(n: int, what: str) -> str:
+    return f"{n} {what}" if n == 1 else f"{n} {what}s"
+
+
+def _vectors(n: float) -> str:
+    """State, as vectors of the parameters' size."""
+    if not n:
+        return ""
+    return "1 vector" if n == 1 else f"{n:.3g} vectors"
+
+
+if __name__ == "__main__":
+    page = Path(sys.argv[1])
+    page.write_text(renewed(page.read_text()))
