@@ -65,7 +65,10 @@ def _shown(effect: Effect) -> str:
     if isinstance(effect, Agree):
         return f"Agree of {len(effect.batches)}"
     if isinstance(effect, Combine | Sum):
-        return f"{type(effect).__name__} of {len(effect.message.packets)} packets"
+        kinds = effect.message.kinds
+        names = "/".join(dict.fromkeys(type(kind).__name__ for kind, _ in kinds))
+        n_entries = sum(like.n_entries for _, like in kinds)
+        return f"{_name(effect)} of {len(kinds)} packets ({names}, {n_entries} entries)"
     return _name(effect)
 
 
