@@ -24,9 +24,15 @@ def length(vector: torch.Tensor) -> Split[float]:
 
 
 def normalised(vector: torch.Tensor) -> Split[torch.Tensor]:
-    """The vector at length 1; zero stays zero, and one that is not finite is so in all entries."""
-    norm = yield from length(vector)
-    return vector / norm if norm != 0 else vector
+    """The vector at length 1; zero stays zero, and one that is not finite is so in all entries.
+
+    The host does not wait for the norm.
+    """
+    import torch
+
+    own = torch.linalg.vector_norm(vector, dtype=torch.float64).square()
+    norm = (yield SumShards(partial=own)).sqrt()
+    return vector / torch.where(norm != 0, norm, 1.0)
 
 
 def trusted(

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from .effects import together
+from .effects import Split, SumShards, settled, together
 from .rule.kind import RuleKind
 from .vector import Layout
 
@@ -16,9 +16,16 @@ class RuleOptimizer(torch.optim.Optimizer):
     """Plays a rule tensor by tensor, in step; norms over all of them are exact.
 
     `over_devices` sums a small tensor over the devices that hold parts of these parameters (unset:
-    none but this one does); a DTensor is taken by its local part. A parameter without gradient
-    stays as it is, and so does its state.
+    none but this one does); a DTensor is taken by its local part. Where others hold parts, a tensor
+    that is no DTensor is whole on all of them: it enters the sums of one, and that this is the one
+    is what `counts_whole` says. All devices have gradients of the same parameters.
+
+    A parameter without gradient stays as it is, and so does its state: vectors like the parameter,
+    and counts as float32 tensors without dimensions.
     """
+
+    over_devices: Callable[[torch.Tensor], torch.Tensor] | None = None
+    counts_whole: bool = True
 
     def __init__(
         self,
@@ -26,10 +33,19 @@ class RuleOptimizer(torch.optim.Optimizer):
         rule: RuleKind,
         *,
         over_devices: Callable[[torch.Tensor], torch.Tensor] | None = None,
+        counts_whole: bool = True,
     ) -> None:
         self.rule = rule
         self.over_devices = over_devices
+        self.counts_whole = counts_whole
         super().__init__(params, {"lr": rule.lr})
+
+    @torch.no_grad()
+    def begin(self) -> None:
+        """Make the state of all parameters as it is before the first step."""
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                self._keep(parameter, self.rule.init(_local(parameter).reshape(-1)))
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
@@ -38,46 +54,75 @@ class RuleOptimizer(torch.optim.Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        moved = [
-            (parameter, group["lr"])
+        programs = [
+            self._program(parameter, group["lr"])
             for group in self.param_groups
             for parameter in group["params"]
             if parameter.grad is not None
         ]
-        programs = [self._program(parameter, lr) for parameter, lr in moved]
-        done = together(programs, self.over_devices or (lambda partial: partial))
-        for (parameter, _), (delta, state) in zip(moved, done, strict=True):
-            _local(parameter).add_(delta.view_as(_local(parameter)))
-            self._keep(parameter, state)
+        together(programs, self.over_devices or (lambda partial: partial))
         return loss
 
     def _program(self, parameter: torch.Tensor, lr: float) -> Generator[Any, Any, Any]:
+        """The step of one tensor, done at its end: so no two hold their new state at once.
+
+        But for those that must wait for a sum.
+        """
         local = _local(parameter)
         assert parameter.grad is not None
         flat = local.reshape(-1)
         layout = Layout.of({"": tuple(flat.shape)})
-        state = self.state[parameter] or self.rule.init(flat)
-        given = {k: _local(v).reshape(-1) if torch.is_tensor(v) else v for k, v in state.items()}
+        state = self._held(parameter) or self.rule.init(flat)
         gradient = _local(parameter.grad).reshape(-1)
-        result = self.rule.update(gradient, given, flat, lr=lr, layout=layout)
-        if isinstance(result, Generator):
-            return (yield from result)
-        return result
+        update = settled(self.rule.update(gradient, state, flat, lr=lr, layout=layout))
+        delta, state = yield from self._summed(update, parameter)
+        local.add_(delta.view_as(local))
+        self._keep(parameter, state)
+
+    def _summed(self, program: Split[Any], parameter: torch.Tensor) -> Split[Any]:
+        """The program, with what it asks for answered here where no other part has a share."""
+        alone = self.over_devices is None
+        counts = self.counts_whole or _is_part(parameter)
+        answer: Any = None
+        while True:
+            try:
+                asked = program.send(answer)
+            except StopIteration as end:
+                return end.value
+            if asked.per_tensor and alone:
+                answer = asked.partial
+            elif counts:
+                answer = yield asked
+            else:
+                nothing = torch.zeros_like(asked.partial)
+                answer = yield SumShards(partial=nothing, per_tensor=asked.per_tensor)
+
+    def _held(self, parameter: torch.Tensor) -> dict[str, Any]:
+        """The state as the rule takes it."""
+        counts = self.rule.counts
+        return {
+            key: int(value) if key in counts else _local(value).reshape(-1)
+            for key, value in self.state[parameter].items()
+        }
 
     def _keep(self, parameter: torch.Tensor, state: dict[str, Any]) -> None:
         held = self.state[parameter]
         for key, value in state.items():
             if not torch.is_tensor(value):
-                held[key] = value
-            elif key in held:
-                _local(held[key]).copy_(value.view_as(_local(held[key])))
-            else:
-                held[key] = torch.zeros_like(parameter)
-                _local(held[key]).copy_(value.view_as(_local(held[key])))
+                # On the host, where it is needed: reading it waits for no device.
+                held.setdefault(key, torch.zeros((), dtype=torch.float32)).fill_(value)
+                continue
+            if key not in held:
+                held[key] = torch.zeros_like(parameter, requires_grad=False)
+            _local(held[key]).copy_(value.view_as(_local(held[key])))
+
+
+def _is_part(tensor: torch.Tensor) -> bool:
+    """Whether a tensor is sharded (a DTensor)."""
+    return hasattr(tensor, "to_local")
 
 
 def _local(tensor: torch.Tensor) -> torch.Tensor:
     """This device's part of a tensor that is sharded (a DTensor); any other as it is."""
-    to_local = getattr(tensor, "to_local", None)
-    local: torch.Tensor = tensor.detach() if to_local is None else to_local()
+    local: torch.Tensor = tensor.to_local() if _is_part(tensor) else tensor.detach()  # type: ignore[attr-defined]
     return local

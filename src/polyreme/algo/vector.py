@@ -75,5 +75,6 @@ class Layout:
         """One value a tensor, repeated for each of its entries."""
         import torch
 
-        lengths = torch.tensor([s.stop - s.start for s in self.segments], device=values.device)
-        return values.repeat_interleave(lengths)
+        pairs = zip(values, self.segments, strict=True)
+        parts = [value.expand(s.stop - s.start) for value, s in pairs]
+        return torch.cat(parts) if parts else values

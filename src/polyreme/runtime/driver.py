@@ -23,6 +23,7 @@ from .buckets import Replicated
 from .device_time import DeviceTimes
 from .mesh import World
 from .passes import Microbatch, accumulate, buffers_kept
+from .rules import optimizers
 from .state import materialise
 from .timing import StepTimes, step_times
 
@@ -103,11 +104,7 @@ class Driver:
         self._on_gradients = on_gradients
         self._trainable = applied.trainable
         masters = [parameter.master for parameter in self._trainable]
-        kinds = (
-            [master for master in masters if not isinstance(master, DTensor)],
-            [master for master in masters if isinstance(master, DTensor)],
-        )
-        self.optimizers = tuple(rule.optimizer(kind) for kind in kinds if kind)
+        self.optimizers = optimizers(rule, masters, applied.traffic)
         for optimizer in self.optimizers:
             materialise(optimizer)
         self._rates = [

@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 
+from ..algo.optimizer import RuleOptimizer
 from .apply.data import Applied
 from .mesh import World
 from .pieces import Index, Reader
@@ -78,8 +79,11 @@ class State:
 def materialise(optimizer: torch.optim.Optimizer) -> None:
     """Make the optimizer's state as it is before the first step, all zero.
 
-    A step of rate 0 on gradients of 1 makes every tensor and moves no parameter.
+    A step of rate 0 of one of torch's on gradients of 1 makes every tensor and moves no parameter.
     """
+    if isinstance(optimizer, RuleOptimizer):
+        optimizer.begin()
+        return
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
     rates = [group["lr"] for group in optimizer.param_groups]
     for parameter in parameters:

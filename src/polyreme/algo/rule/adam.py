@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from .moments import Moments
@@ -35,3 +36,9 @@ class Adam(Moments, frozen=True, kw_only=True, tag="Adam", tag_field="kind"):
         """A step along the mean over the root of the mean square."""
         direction, state = self._direction(self._coupled(gradient, params), state)
         return -lr * direction, state
+
+    def native(self, params: Sequence[torch.Tensor]) -> torch.optim.Optimizer | None:
+        """That of torch."""
+        import torch
+
+        return torch.optim.Adam(params, **self._options(params))

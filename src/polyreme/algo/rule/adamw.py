@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from .kind import NotNegative
@@ -42,24 +42,8 @@ class AdamW(Moments, frozen=True, kw_only=True, tag="AdamW", tag_field="kind"):
         direction, state = self._direction(gradient, state)
         return -lr * self._coupled(direction, params), state
 
-    def optimizer(self, params: Iterable[torch.Tensor]) -> torch.optim.Optimizer:
-        """The native optimizer over these (local master) parameters."""
+    def native(self, params: Sequence[torch.Tensor]) -> torch.optim.Optimizer | None:
+        """That of torch."""
         import torch
 
-        held = list(params)
-        # Only meta tensors and some backends have no fused kernel; torch then picks what it has.
-        fused = all(param.device.type in _fused_devices() for param in held)
-        return torch.optim.AdamW(
-            held,
-            lr=self.lr,
-            betas=self.betas,
-            eps=self.eps,
-            weight_decay=self.weight_decay,
-            fused=fused or None,
-        )
-
-
-def _fused_devices() -> list[str]:
-    from torch.utils._foreach_utils import _get_fused_kernels_supported_devices
-
-    return list(_get_fused_kernels_supported_devices())
+        return torch.optim.AdamW(params, **self._options(params))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
@@ -74,11 +74,17 @@ class RuleKind(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         """
         raise NotImplementedError
 
+    def native(self, params: Sequence[torch.Tensor]) -> torch.optim.Optimizer | None:
+        """An optimizer of torch that does the same, to each entry apart, if there is one."""
+        return None
+
     def optimizer(self, params: Iterable[torch.Tensor]) -> torch.optim.Optimizer:
-        """The same as an optimizer over these (local master) parameters."""
+        """The same as an optimizer over parameters that this process holds whole."""
         from ..optimizer import RuleOptimizer
 
-        return RuleOptimizer(params, self)
+        held = list(params)
+        native = self.native(held)
+        return RuleOptimizer(held, self) if native is None else native
 
     @property
     def keeps_momentum(self) -> bool:

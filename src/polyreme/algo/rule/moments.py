@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 from .kind import Beta, Positive, RuleKind, State
 
@@ -45,3 +46,21 @@ class Moments(RuleKind, frozen=True, kw_only=True):
         root = (squares / (1 - second**step)).sqrt().add(self.eps)
         direction = (mean / (1 - first**step)).div(root)
         return direction, {"exp_avg": mean, "exp_avg_sq": squares, "step": step}
+
+    def _options(self, params: Sequence[torch.Tensor]) -> dict[str, Any]:
+        """Options of torch's optimizers."""
+        # Only meta tensors and some backends have no fused kernel; torch then picks what it has.
+        fused = all(param.device.type in _fused_devices() for param in params)
+        return {
+            "lr": self.lr,
+            "betas": self.betas,
+            "eps": self.eps,
+            "weight_decay": self.weight_decay,
+            "fused": fused or None,
+        }
+
+
+def _fused_devices() -> list[str]:
+    from torch.utils._foreach_utils import _get_fused_kernels_supported_devices
+
+    return list(_get_fused_kernels_supported_devices())

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from ...errors import Violation
@@ -73,12 +73,12 @@ class SGD(RuleKind, frozen=True, kw_only=True, tag="SGD", tag_field="kind"):
             direction = direction + self.weight_decay * params
         return -lr * direction, state
 
-    def optimizer(self, params: Iterable[torch.Tensor]) -> torch.optim.Optimizer:
-        """The native optimizer over these (local master) parameters."""
+    def native(self, params: Sequence[torch.Tensor]) -> torch.optim.Optimizer | None:
+        """That of torch, unless decay is decoupled."""
         import torch
 
         if self.decoupled:
-            return super().optimizer(params)
+            return None
         return torch.optim.SGD(
             params,
             lr=self.lr,
