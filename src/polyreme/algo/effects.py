@@ -213,9 +213,7 @@ class Members:
     """The workers that are there now, in order."""
 
 
-Effect = (
-    Compute | Agree | Record | Send | Recv | Combine | Sum | SumShards | Now | Sleep | Members
-)
+Effect = Compute | Agree | Record | Send | Recv | Combine | Sum | SumShards | Now | Sleep | Members
 Program = Generator[Effect, Any, _T]
 Split = Generator[SumShards, "torch.Tensor", _T]
 

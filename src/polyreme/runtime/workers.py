@@ -1,0 +1,207 @@
+"""The workers of an algorithm that this process plays: one of several, or all of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Protocol
+
+import torch
+
+from ..algo.effects import Record, Seen
+from ..algo.sync.kind import State as WorkerState
+from ..algo.vector import mean
+from ..algo.worker import Worker
+from ..data.order import Ordering
+from . import own
+from .apply.data import Applied
+from .driver import Said, StepResult
+from .feed import Feed
+from .gradients import Gradients
+from .job import Job
+from .mesh import World
+from .pieces import Index, Reader
+from .route import Came
+from .state import State
+from .timing import StepTimes
+
+
+class Workers(Protocol):
+    """Who has the states of these workers, and tensors of all of them."""
+
+    def states(self) -> Mapping[int, WorkerState]:
+        """Of this process's workers, by number, between rounds."""
+
+    def put_states(self, states: Mapping[int, WorkerState]) -> None:
+        """Go on from these."""
+
+    def each(self, own: Mapping[int, torch.Tensor]) -> Iterator[torch.Tensor]:
+        """One tensor of every worker, in order of workers; all processes call it together."""
+
+
+class Team:
+    """What workers are made of, and what becomes of all of them together."""
+
+    def __init__(
+        self,
+        job: Job,
+        applied: Applied,
+        feeds: Mapping[int, Feed],
+        order: Ordering,
+        n: int,
+        n_steps: int,
+    ) -> None:
+        self.job, self.n = job, n
+        self.algorithm, self._order, self._n_steps = job.algorithm, order, n_steps
+        self._feed = next(iter(feeds.values()))
+        self.gradients = Gradients(applied, feeds, seed=job.train.seed)
+        self.workers = {rank: self._worker(rank) for rank in feeds}
+
+    def begun(self) -> dict[int, WorkerState]:
+        """States before the first round, at the parameters that are in the stage."""
+        sync, start = self.algorithm.sync, self.gradients.start()
+        return {
+            rank: sync.init(self.algorithm, start.clone(), me) for rank, me in self.workers.items()
+        }
+
+    def settle(self, workers: Workers) -> None:
+        """Bring the mean model, and the mean of buffers, into the stage."""
+        sync, states = self.algorithm.sync, workers.states()
+        models = {rank: sync.model(state) for rank, state in states.items()}
+        if sync.agrees(self.algorithm):
+            self.gradients.put(next(iter(models.values())))
+        else:
+            self.gradients.put(mean(workers.each(models)))
+        buffers = self.gradients.buffers
+        count = len(next(iter(buffers.values())))
+        self.gradients.put_buffers(
+            [
+                _mean_buffer(workers.each({rank: own[i] for rank, own in buffers.items()}))
+                for i in range(count)
+            ]
+        )
+
+    def kept(self, workers: Workers) -> dict[int, WorkerState]:
+        """What a checkpoint holds of each worker: its state, and its buffers by number."""
+        return {
+            rank: {
+                **state,
+                "buffers": {str(i): b for i, b in enumerate(self.gradients.buffers[rank])},
+            }
+            for rank, state in workers.states().items()
+        }
+
+    def take(self, workers: Workers, reader: Reader, index: Index) -> None:
+        """States as they were, or the mean of all where there were more or fewer workers."""
+        kept = self.kept(workers)
+        if own.n_workers(index) == self.n:
+            found = {rank: own.read(reader, state, rank) for rank, state in kept.items()}
+        else:
+            begun = self.begun()
+            found = {
+                rank: own.shared(reader, index, {**begun[rank], "buffers": state["buffers"]})
+                for rank, state in kept.items()
+            }
+        for rank, state in found.items():
+            self.gradients.buffers[rank] = list(state.pop("buffers").values())
+        workers.put_states(found)
+
+    def came(
+        self,
+        records: list[Record],
+        times: StepTimes,
+        said: tuple[Said, ...],
+        memory_bytes: int,
+        sent_bytes: int,
+    ) -> list[Came]:
+        """What a round's steps came to, each with an equal part of its bytes."""
+        gradients, n = self.gradients, len(records)
+        last = next(iter(gradients.reads.items()), (0, (0, [])))
+        bad = next(iter(gradients.bad.items()), None)
+        gradients.bad.clear()
+        rank, (batch, read) = last if bad is None else bad
+        return [
+            Came(
+                result=StepResult(
+                    loss=record.seen.loss,
+                    grad_norm=record.grad_norm,
+                    weight=record.seen.weight,
+                    reason=_reason(record.seen),
+                    bad_ranks=record.seen.bad,
+                    said=said,
+                    trails=(),
+                    memory_bytes=memory_bytes,
+                    times=times,
+                ),
+                n_samples=record.seen.n_samples,
+                lr=record.lr,
+                sent_bytes=sent_bytes * (number + 1) // n - sent_bytes * number // n,
+                sample_ids=self._ids(record.step - 1),
+                read=read,
+                read_ids=lambda: self.gradients.feeds[rank].own_ids(batch),
+            )
+            for number, record in enumerate(records)
+        ]
+
+    def _ids(self, step: int) -> Callable[[], tuple[int, ...] | None]:
+        in_step = self.algorithm.sync.in_step
+        return lambda: self._feed.sample_ids(step) if in_step else None
+
+    def _worker(self, rank: int) -> Worker:
+        train, rate, n_steps = self.job.train, self.algorithm.rule.lr, self._n_steps
+        return Worker(
+            rank=rank,
+            n=self.n,
+            layout=self.gradients.layout,
+            seed=train.seed,
+            lr=lambda step: rate * train.schedule.factor(step, n_steps),
+            clip_norm=train.clip_norm,
+            n_samples=self._order.n_own(rank),
+            n_steps=n_steps,
+        )
+
+
+class TeamState(State):
+    """What all workers share (the mean model, the mean of buffers), and what is each one's own.
+
+    `tensors` are in the stage, where `settle` brings them; workers' own buffers go on as they
+    are, as the running mean of means is the mean of running means.
+    """
+
+    def __init__(self, team: Team, workers: Workers, applied: Applied, world: World) -> None:
+        super().__init__(applied, (), world)
+        self._team, self._workers = team, workers
+
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """The mean model by name; all ranks call it together."""
+        self._team.settle(self._workers)
+        return super().tensors()
+
+    def own(self) -> dict[str, torch.Tensor]:
+        """This process's workers' own state by name."""
+        kept = self._team.kept(self._workers)
+        return {k: v for rank, state in kept.items() for k, v in own.named(state, rank).items()}
+
+    def lacking(self, index: Index) -> list[str]:
+        """What of that a checkpoint of as many workers does not have."""
+        if own.n_workers(index) != self._team.n:
+            return []
+        kept = self._team.kept(self._workers)
+        return [words for rank, state in kept.items() for words in own.missing(index, state, rank)]
+
+    def take(self, reader: Reader, index: Index) -> None:
+        """Read it, once what all share is in the stage."""
+        self._team.take(self._workers, reader, index)
+
+
+def _mean_buffer(buffers: Iterable[torch.Tensor]) -> torch.Tensor:
+    """The mean of float buffers; the maximum of others."""
+    each = list(buffers)
+    return mean(each) if each[0].is_floating_point() else torch.stack(each).amax(0)
+
+
+def _reason(seen: Seen) -> str | None:
+    if not seen.skipped:
+        return None
+    if not seen.bad:
+        return "no label carries loss"
+    return "loss or gradient is not finite"
