@@ -35,7 +35,9 @@ WARM_UP, BATCH = 1, 32
 SYNCS = {"EveryStep": EveryStep(), "LocalSteps(4)": LocalSteps(every=4)}
 FORMS = {
     "Dense": {},
+    "TopK whole + EF": {"compress": TopK(ratio=0.01, per="model"), "feedback": ErrorFeedback()},
     "TopK 1 % + EF": {"compress": TopK(ratio=0.01), "feedback": ErrorFeedback()},
+    "QSGD whole": {"compress": QSGD(per="model")},
     "QSGD": {"compress": QSGD()},
 }
 TOPOLOGIES = [AllReduce(), Ring(), ParameterServer(), Gossip()]
@@ -49,7 +51,7 @@ def algorithms() -> dict[str, DataParallel]:
             for topology in TOPOLOGIES:
                 if sync_name != "EveryStep" and form != "Dense":
                     continue
-                name = f"{sync_name:14} {form:14} {type(topology).__name__:16}"
+                name = f"{sync_name:14} {form:15} {type(topology).__name__:16}"
                 rule = SGD(lr=0.01, momentum=0.9)
                 found[name] = DataParallel(rule=rule, sync=sync, topology=topology, **members)
     return found
@@ -119,7 +121,7 @@ def main() -> None:
     layout = Layout.of({name: tuple(p.shape) for name, p in model.named_parameters()})
     n_tensors, n_entries = len(layout.segments), layout.n_entries
     print(f"{options.workers} workers, {n_entries:,} parameters in {n_tensors} tensors")
-    print(f"{'sync':14} {'form':14} {'topology':16} algorithm ms  gradient ms  share")
+    print(f"{'sync':14} {'form':15} {'topology':16} algorithm ms  gradient ms  share")
     for name, algorithm in algorithms().items():
         if options.only not in name:
             continue
