@@ -19,6 +19,7 @@ from polyreme.algo.compress import (
     Compressor,
     CountSketch,
     Dense,
+    LowRank,
     Natural,
     OneBit,
     RandomK,
@@ -44,7 +45,7 @@ MEMBERS: list[CompressorKind] = [
     QSGD(levels=1, coding="elias"),
     QSGD(levels=7, bucket=4, coding="elias_dense"),
     TernGrad(),
-    TernGrad(clip=None),
+    TernGrad(clip=0),
     Natural(),
     Sign(),
     Sign(scale="mean"),
@@ -65,6 +66,7 @@ MEMBERS: list[CompressorKind] = [
     Rotated(inner=RandomK(ratio=0.3)),
     CountSketch(ratio=2.0, keep=0.3),
     ATOMO(rank=1),
+    LowRank(rank=1),
 ]
 LIKES = [
     Like(shape, dtype)
@@ -217,7 +219,7 @@ COPIES = 10_000
         Dense(),
         QSGD(levels=1, bucket=8),
         QSGD(levels=15, bucket=8, coding="elias"),
-        TernGrad(clip=None),
+        TernGrad(clip=0),
         Natural(),
         RandomK(ratio=0.2),
         RandomK(ratio=0.2, indices="own"),

@@ -44,8 +44,9 @@ CALLS: dict[str, dict[str, Any]] = {
     "rotated": {},
     "countsketch": {},
     "atomo": {"rank": 1},
+    "lowrank": {"rank": 1},
 }
-DRAWN = ("qsgd", "terngrad", "natural", "randomk", "rotated", "countsketch", "atomo")
+DRAWN = ("qsgd", "terngrad", "natural", "randomk", "rotated", "countsketch", "atomo", "lowrank")
 
 
 def _x(shape: tuple[int, ...] = (16, 12), dtype: torch.dtype = torch.float32) -> torch.Tensor:

@@ -11,13 +11,14 @@ from typing import Any
 import pytest
 import torch
 
+from polyreme.algo.aggregate import MajorityVote
 from polyreme.algo.compose import DataParallel
-from polyreme.algo.compress import QSGD, Dense, TopK
+from polyreme.algo.compress import QSGD, Dense, GTopK, LowRank, PowerSGD, TopK
 from polyreme.algo.effects import Send
 from polyreme.algo.feedback import DGC, GMC, ErrorFeedback
 from polyreme.algo.feedback.kind import Turn
 from polyreme.algo.rule import SGD
-from polyreme.algo.topology import Gossip
+from polyreme.algo.topology import Gossip, ParameterServer
 from polyreme.algo.topology.graph import (
     Complete,
     Exponential,
@@ -301,3 +302,31 @@ def test_a_worker_s_nan_skips_the_step_for_all() -> None:
     assert torch.equal(played.params[2], played.params[1])
     assert bool(torch.isfinite(played.params[3]).all())
     assert not torch.equal(played.params[3], played.params[2])
+
+
+@pytest.mark.parametrize(
+    ("rounds", "packets"),
+    [(PowerSGD(rank=1), LowRank(rank=1)), (GTopK(ratio=0.2), TopK(ratio=0.2))],
+    ids=["PowerSGD", "GTopK"],
+)
+@pytest.mark.parametrize("where", ["gossip", "back"])
+def test_what_exchanges_in_rounds_among_all_has_packets_between_two(rounds, packets, where) -> None:
+    """Neighbours, and a server's way back, know of no rounds."""
+
+    def end(compress) -> torch.Tensor:
+        if where == "gossip":
+            more = {"topology": Gossip(method=CHOCO(gamma=0.3)), "compress": compress}
+        else:
+            more = {"topology": ParameterServer(back=compress)}
+        algorithm = DataParallel(rule=SGD(lr=0.1), **more)
+        shapes = {"matrix": (6, 5), "vector": (3,)}
+        start = torch.ones(33)
+        return play(algorithm, lambda r, _, x: x + r, start, 3, 4, shapes=shapes).params[-1]
+
+    assert torch.equal(end(rounds), end(packets))
+
+
+def test_what_is_aggregated_under_gossip_is_each_worker_s_own() -> None:
+    algorithm = DataParallel(rule=SGD(lr=1.0), topology=Gossip(), aggregate=MajorityVote())
+    played = play(algorithm, lambda _, __, x: torch.full_like(x, 3.0), torch.zeros(2), 3, 1, lr=1.0)
+    torch.testing.assert_close(played.params[-1], torch.full((3, 2), -1.0))

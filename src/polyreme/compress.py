@@ -10,6 +10,7 @@ from .algo.compress.functions import atomo as atomo
 from .algo.compress.functions import cast as cast
 from .algo.compress.functions import countsketch as countsketch
 from .algo.compress.functions import dense as dense
+from .algo.compress.functions import lowrank as lowrank
 from .algo.compress.functions import natural as natural
 from .algo.compress.functions import onebit as onebit
 from .algo.compress.functions import packed as packed

@@ -1,9 +1,10 @@
 """Every rule as a torch optimizer: ``pr.optim.SNGM(params, lr=0.1, momentum=0.9)``.
 
 Options are the fields of the rule, and each parameter group may have values of its own; norms are
-over all groups together. torch's schedulers, closures and state_dict work as with its own
-optimizers. State has the type of its parameter. Gradients that are NaN or infinite are not looked
-for: skip the step (torch.amp's GradScaler does).
+over all groups together, and over the devices among which parameters are sharded (DTensors, as
+FSDP2 makes them). torch's schedulers, closures and state_dict work as with its own optimizers.
+State has the type of its parameter, counts are float32. Gradients that are NaN or infinite are not
+looked for: skip the step (torch.amp's GradScaler does).
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ from typing import Any, ClassVar, get_args
 
 import msgspec
 import torch
+import torch.distributed as dist
+from torch.distributed.tensor import DTensor
 
 from .algo.legal import made
 from .algo.optimizer import RuleOptimizer
@@ -56,12 +59,40 @@ class OwnOptimizer(RuleOptimizer):
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
         """One step of the rule on the gradients that the parameters hold."""
+        self._sum_over_shards()
         self._rules = {
             parameter: self._rule(group)
             for group in self.param_groups
             for parameter in group["params"]
         }
         return super().step(closure)
+
+    def _sum_over_shards(self) -> None:
+        """Take the sums of rules over all devices that hold parts of the parameters."""
+        spread = {
+            (parameter.device_mesh, tuple(place.is_shard() for place in parameter.placements))
+            for group in self.param_groups
+            for parameter in group["params"]
+            if isinstance(parameter, DTensor)
+        }
+        spread = {(mesh, sharded) for mesh, sharded in spread if any(sharded)}
+        if not spread:
+            return
+        if len(spread) > 1:
+            rule = "are sharded in more than one way, and the rule sums over all of them"
+            legal = "one mesh and one way to shard, or an optimizer for each"
+            raise _refused(type(self).__name__, len(spread), rule, legal)
+        ((mesh, sharded),) = spread
+        dims = [dim for dim, split in enumerate(sharded) if split]
+
+        def over_devices(partial: torch.Tensor) -> torch.Tensor:
+            moved = partial.to(mesh.device_type)
+            for dim in dims:
+                dist.all_reduce(moved, group=mesh.get_group(dim))
+            return moved.to(partial.device)
+
+        self.over_devices = over_devices
+        self.counts_whole = all(mesh.get_local_rank(dim) == 0 for dim in dims)
 
     def _rule(self, group: dict[str, Any]) -> RuleKind:
         options = {key: group[key] for key in self._options}

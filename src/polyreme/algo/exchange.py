@@ -226,8 +226,11 @@ def own(
     prepared, kept = feedback.prepare(vector, state["feedback"], turn)
     none = torch.zeros_like(vector, dtype=torch.bool)
     kept = feedback.settle(prepared, prepared, none, kept)
-    out, kept = feedback.receive(prepared, kept, turn)
-    return out, {**state, "feedback": kept}
+    alone, aggregated = prepared, state["aggregate"]
+    if not algorithm.aggregate.is_mean:
+        alone, aggregated, _ = algorithm.aggregate.combine([prepared], aggregated)
+    out, kept = feedback.receive(alone, kept, turn)
+    return out, {**state, "feedback": kept, "aggregate": aggregated}
 
 
 def dense(tensors: Sequence[torch.Tensor]) -> Message:

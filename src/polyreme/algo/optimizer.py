@@ -118,11 +118,12 @@ class RuleOptimizer(torch.optim.Optimizer):
 
 
 def _is_part(tensor: torch.Tensor) -> bool:
-    """Whether a tensor is sharded (a DTensor)."""
-    return hasattr(tensor, "to_local")
+    """Whether this device holds a part of a tensor alone (a DTensor that is sharded)."""
+    return any(placement.is_shard() for placement in getattr(tensor, "placements", ()))
 
 
 def _local(tensor: torch.Tensor) -> torch.Tensor:
-    """This device's part of a tensor that is sharded (a DTensor); any other as it is."""
-    local: torch.Tensor = tensor.to_local() if _is_part(tensor) else tensor.detach()  # type: ignore[attr-defined]
+    """What this device holds of a DTensor; any other as it is."""
+    to_local = getattr(tensor, "to_local", None)
+    local: torch.Tensor = tensor.detach() if to_local is None else to_local()
     return local

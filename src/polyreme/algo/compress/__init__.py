@@ -8,6 +8,7 @@ from .cast import Cast as Cast
 from .count_sketch import CountSketch as CountSketch
 from .dense import Dense as Dense
 from .g_top_k import GTopK as GTopK
+from .low_rank import LowRank as LowRank
 from .natural import Natural as Natural
 from .one_bit import OneBit as OneBit
 from .power_sgd import PowerSGD as PowerSGD
@@ -41,5 +42,6 @@ Compressor = (
     | CountSketch
     | GTopK
     | PowerSGD
+    | LowRank
     | ATOMO
 )

@@ -8,7 +8,7 @@ import msgspec
 
 from ..packet import Buffer, Like
 from .kind import CompressorKind, State
-from .power_sgd import gains, sides
+from .matrices import gains, sides
 
 if TYPE_CHECKING:
     import torch

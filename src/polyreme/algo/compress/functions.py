@@ -2,8 +2,8 @@
 
 They are one exchange without memory; whatever is drawn comes from `generator`, or from torch's
 own where none is given. Those that keep something from step to step (AdaComp, VarianceBased) start
-from nothing. PowerSGD and gTop-k have no packets: they exchange in rounds. Options that are not
-legal raise ConfigError.
+from nothing. PowerSGD and gTop-k exchange in rounds; low-rank and top-k packets are what they are
+between two workers. Options that are not legal raise ConfigError.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from .cast import Cast
 from .count_sketch import CountSketch
 from .dense import Dense
 from .kind import CompressorKind
+from .low_rank import LowRank
 from .natural import Natural
 from .one_bit import OneBit
 from .qsgd import QSGD
@@ -87,7 +88,7 @@ def qsgd(
 
 
 def terngrad(
-    x: torch.Tensor, clip: float | None = 2.5, generator: torch.Generator | None = None
+    x: torch.Tensor, clip: float = 2.5, generator: torch.Generator | None = None
 ) -> Packet:
     """Entries rounded at random to zero or the largest magnitude, after a cut."""
     return packed(TernGrad(clip=clip), x, generator)
@@ -173,6 +174,11 @@ def countsketch(
 ) -> Packet:
     """The largest entries as a table of sums tells them."""
     return packed(CountSketch(ratio=ratio, rows=rows, keep=keep), x, generator)
+
+
+def lowrank(x: torch.Tensor, rank: int = 2, generator: torch.Generator | None = None) -> Packet:
+    """A matrix as a product of two thin ones, by a step of power iteration; vectors as they are."""
+    return packed(LowRank(rank=rank), x, generator)
 
 
 def atomo(x: torch.Tensor, rank: int = 2, generator: torch.Generator | None = None) -> Packet:

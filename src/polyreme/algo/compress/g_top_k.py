@@ -41,6 +41,12 @@ class GTopK(Sparsifier, frozen=True, kw_only=True, tag="GTopK", tag_field="kind"
 
     in_rounds: ClassVar[bool] = True
 
+    @property
+    def apart(self) -> TopK:
+        """The largest entries of one worker."""
+        given = {name: getattr(self, name) for name in self.__struct_fields__}
+        return TopK(**given)
+
     def exchange(
         self,
         xs: Sequence[torch.Tensor],

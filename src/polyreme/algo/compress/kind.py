@@ -50,6 +50,11 @@ class CompressorKind(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         """Whether the mean over all draws of what is decoded is what was encoded."""
         return False
 
+    @property
+    def apart(self) -> CompressorKind:
+        """What it is between two workers: one that exchanges in rounds among all has packets."""
+        return self
+
     def at(self, step: int) -> CompressorKind:
         """What it is in a step, the same on all workers: for options that change with time."""
         return self

@@ -9,6 +9,8 @@ import msgspec
 
 from ..packet import Like
 from .kind import Combining, CompressorKind, State
+from .low_rank import LowRank
+from .matrices import directions, gains, matrix, orthonormal
 
 if TYPE_CHECKING:
     import torch
@@ -42,6 +44,11 @@ class PowerSGD(CompressorKind, frozen=True, kw_only=True, tag="PowerSGD", tag_fi
     warm: bool = True
     per: Literal["tensor"] = "tensor"
 
+    @property
+    def apart(self) -> LowRank:
+        """The same of one worker's matrix."""
+        return LowRank(rank=self.rank, warm=self.warm, dense_below=self.dense_below)
+
     def init(self, like: Like) -> State:
         """No directions yet."""
         import torch
@@ -63,9 +70,10 @@ class PowerSGD(CompressorKind, frozen=True, kw_only=True, tag="PowerSGD", tag_fi
         outs, own, after = list(xs), list(xs), [dict(state) for state in states]
         low = [i for i, x in enumerate(xs) if gains(tuple(x.shape), self.rank)]
         plain = [i for i in range(len(xs)) if i not in set(low)]
-        matrices = [_matrix(xs[i]) for i in low]
+        matrices = [matrix(xs[i]) for i in low]
         starts = [
-            self._start(states[i], draws[i]).to(m) for i, m in zip(low, matrices, strict=True)
+            directions(states[i]["directions"], draws[i], warm=self.warm).to(m)
+            for i, m in zip(low, matrices, strict=True)
         ]
         lefts = [(m @ q).to(xs[0].dtype) for m, q in zip(matrices, starts, strict=True)]
         first = yield from combining([*lefts, *(xs[i] for i in plain)])
@@ -81,40 +89,3 @@ class PowerSGD(CompressorKind, frozen=True, kw_only=True, tag="PowerSGD", tag_fi
             own[i] = (p @ q.to(p).T).to(xs[i].dtype).view(xs[i].shape)
             after[i] = {"directions": mean}
         return outs, own, after
-
-    def _start(self, state: State, draw: Draw) -> torch.Tensor:
-        """Directions that all workers start from."""
-        import torch
-
-        last: torch.Tensor = state["directions"]
-        drawn = torch.randn(last.shape, generator=draw.shared(), dtype=torch.float64).to(last)
-        lengths = last.abs().sum(0)
-        usable = torch.isfinite(lengths) & (lengths > 0) & self.warm
-        return torch.where(usable, last, drawn)
-
-
-def gains(shape: tuple[int, ...], rank: int) -> bool:
-    """Whether factors of that rank hold less than a tensor of that shape."""
-    rows, columns = sides(shape)
-    return rank * (rows + columns) < rows * columns
-
-
-def sides(shape: tuple[int, ...]) -> tuple[int, int]:
-    """Rows and columns of a tensor as a matrix; one column for a vector."""
-    n_rows = shape[0] if shape else 1
-    return n_rows, Like(shape[1:], "").n_entries
-
-
-def orthonormal(columns: torch.Tensor) -> torch.Tensor:
-    """Orthonormal columns that span the same space, filled up where that has fewer dimensions."""
-    import torch
-
-    basis: torch.Tensor = torch.linalg.qr(columns).Q
-    return basis
-
-
-def _matrix(x: torch.Tensor) -> torch.Tensor:
-    import torch
-
-    wide = torch.promote_types(x.dtype, torch.float32)
-    return x.reshape(x.shape[0], -1).to(wide)

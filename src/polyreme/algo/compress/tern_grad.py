@@ -29,17 +29,17 @@ class TernGrad(CompressorKind, frozen=True, kw_only=True, tag="TernGrad", tag_fi
     Attributes:
         clip: Entries are first cut to so many standard deviations of all (of the population, about
             their mean), as in the paper, which makes the mean over draws that of cut entries;
-            null leaves them, and the mean right.
+            0 leaves them, and the mean right.
         per: Whether each tensor of the model is compressed alone, or all of them as one vector.
         dense_below: Tensors with fewer entries are sent as they are.
     """
 
-    clip: Annotated[float, msgspec.Meta(gt=0)] | None = 2.5
+    clip: Annotated[float, msgspec.Meta(ge=0)] = 2.5
 
     @property
     def unbiased(self) -> bool:
         """Unless entries are cut."""
-        return self.clip is None
+        return not self.clip
 
     def form(self, like: Like) -> tuple[Buffer, ...]:
         """The largest magnitude; five entries a byte."""
@@ -54,7 +54,7 @@ class TernGrad(CompressorKind, frozen=True, kw_only=True, tag="TernGrad", tag_fi
         flat = widened(x)
         if not flat.numel():
             return (flat.new_zeros(1), flat.new_zeros(0, dtype=torch.uint8)), state
-        if self.clip is not None:
+        if self.clip:
             deviation = float(flat.double().std(correction=0))
             if not deviation <= torch.finfo(flat.dtype).eps * float(flat.abs().max()):
                 flat = flat.clamp(-self.clip * deviation, self.clip * deviation)

@@ -28,8 +28,8 @@ class Gossip(TopologyKind, frozen=True, kw_only=True, tag="Gossip", tag_field="k
     """Each worker steps along its own gradient and mixes its model with its neighbours'.
 
     What is compressed is what the method sends of models; gradients stay with their worker, so
-    feedback has nothing to add, and momentum that it owns is each worker's own. The aggregate is
-    the graph's weighted mean.
+    feedback has nothing to add, and momentum that it owns is each worker's own; so is what is
+    aggregated. Models are mixed by the graph's weights.
 
     Source: Boyd et al. 2006, "Randomized Gossip Algorithms" (mixing); Lian et al. 2017 (training).
 
@@ -43,20 +43,8 @@ class Gossip(TopologyKind, frozen=True, kw_only=True, tag="Gossip", tag_field="k
     method: Method = DPSGD()
 
     def refused(self, n: int, algorithm: DataParallel) -> list[Violation]:
-        """Weights must mix models, packets be readable by neighbours; the mean is weighted."""
-        found = self.graph.refused(n, columns_only=self.method.columns_only)
-        if algorithm.compress.in_rounds:
-            name = type(algorithm.compress).__name__
-            rule = "exchanges in rounds among all workers, which neighbours do not"
-            legal = "any compressor that makes packets"
-            path = "data_parallel.compress"
-            found.append(Violation(path=path, value=name, rule=rule, legal=legal))
-        if not algorithm.aggregate.is_mean:
-            name = type(algorithm.aggregate).__name__
-            rule = "stands beside gossip, which takes the graph's weighted mean"
-            path = "data_parallel.aggregate"
-            found.append(Violation(path=path, value=name, rule=rule, legal="Mean"))
-        return found
+        """Weights must mix models."""
+        return self.graph.refused(n, columns_only=self.method.columns_only)
 
     def init(self, algorithm: DataParallel, params: torch.Tensor, me: Worker) -> State:
         """The method's state."""

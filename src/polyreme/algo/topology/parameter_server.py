@@ -48,7 +48,7 @@ class ParameterServer(
     feedback: bool = True
 
     def refused(self, n: int, algorithm: DataParallel) -> list[Violation]:
-        """Servers are workers; shares can be aggregated alone; the way back is one message."""
+        """Servers are workers; shares can be aggregated alone."""
         path, found = "data_parallel.topology", []
         if self.servers > n:
             rule = f"is above the number of workers, {n}, which the servers are among"
@@ -61,11 +61,6 @@ class ParameterServer(
             found.append(
                 Violation(path=f"{path}.servers", value=self.servers, rule=rule, legal="1")
             )
-        if self.back.in_rounds:
-            name = type(self.back).__name__
-            rule = "exchanges in rounds among all workers, which a server's answer is not"
-            legal = "any compressor that makes packets"
-            found.append(Violation(path=f"{path}.back", value=name, rule=rule, legal=legal))
         return found
 
     @property
@@ -175,7 +170,7 @@ class ParameterServer(
         """Compressor and tensor of a packet's way back."""
         like = kind[1]
         small = draw is None or like.n_entries < self.back.dense_below
-        return (Dense() if small else self.back.at(draw.step if draw else 0), like)
+        return (Dense() if small else self.back.apart.at(draw.step if draw else 0), like)
 
     def _answer(
         self,

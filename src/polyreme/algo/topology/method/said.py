@@ -20,7 +20,7 @@ State = dict[str, Any]
 
 def init(algorithm: DataParallel, params: torch.Tensor, me: Worker) -> State:
     """State of compressors before the first message."""
-    made = exchange.parts(algorithm.compress, me.layout, exchange.name(params))
+    made = exchange.parts(algorithm.compress.apart, me.layout, exchange.name(params))
     return {str(index): part.kind.init(part.like) for index, part in enumerate(made)}
 
 
@@ -28,7 +28,7 @@ def packed(
     algorithm: DataParallel, x: torch.Tensor, state: State, me: Worker, step: int
 ) -> tuple[Message, State]:
     """The vector in packets of the algorithm's compressor, and its next state."""
-    compress, after = algorithm.compress.at(step), dict(state)
+    compress, after = algorithm.compress.apart.at(step), dict(state)
     packets = []
     for index, part in enumerate(exchange.parts(compress, me.layout, exchange.name(x))):
         tensor, key = x[part.start : part.stop].view(part.like.shape), str(index)
