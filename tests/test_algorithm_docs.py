@@ -16,9 +16,8 @@ import pytest
 import polyreme as pr
 from polyreme import api
 from polyreme.algo import members as algo_members
-from polyreme.algo.aggregate import MajorityVote
 from polyreme.algo.compose import DataParallel
-from polyreme.algo.compress import Compressor, PowerSGD, Sign
+from polyreme.algo.compress import Compressor, Sign
 from polyreme.algo.feedback import DGC
 from polyreme.algo.members import Member, members, schedules
 from polyreme.algo.rule import SGD
@@ -84,8 +83,6 @@ def test_the_page_names_every_function_of_compression() -> None:
     [
         (DataParallel(feedback=DGC(masking=False), rule=SGD(momentum=0.9)), "rule.kind"),
         (DataParallel(feedback=DGC(), compress=Sign(), rule=SGD()), "feedback.masking"),
-        (DataParallel(topology=Gossip(), aggregate=MajorityVote()), "aggregate"),
-        (DataParallel(topology=Gossip(), compress=PowerSGD()), "compress"),
         (DataParallel(topology=Gossip(graph=Matrix(path="none.npy"))), "topology.graph.path"),
         (DataParallel(topology=ParameterServer(servers=7)), "topology.servers"),
         (DataParallel(topology=Torus2D(rows=4)), "topology.rows"),
