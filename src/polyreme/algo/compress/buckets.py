@@ -25,4 +25,6 @@ def bucketed(flat: torch.Tensor, size: int) -> torch.Tensor:
 
 def spread(values: torch.Tensor, n_entries: int, size: int) -> torch.Tensor:
     """One value a bucket, for each of its entries."""
+    if values.numel() == 1:
+        return values.expand(n_entries)
     return values.repeat_interleave(size or max(n_entries, 1))[:n_entries]

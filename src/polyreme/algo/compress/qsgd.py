@@ -71,16 +71,18 @@ class QSGD(CompressorKind, frozen=True, kw_only=True, tag="QSGD", tag_field="kin
         level = torch.where(scale > 0, flat.abs() / scale * self.levels, torch.zeros_like(flat))
         low = level.floor()
         level = (low + (draw.uniform(flat) < level - low)).clamp(max=self.levels)
-        # What is not finite has no level; the norm beside it says so.
-        signed = (level * flat.sign()).nan_to_num(0.0).long()
-        return (norms, self._written(signed)), state
+        signed = level * flat.sign()
+        if not norms.isfinite().all():
+            # What is not finite has no level; the norm beside it says so.
+            signed = signed.nan_to_num(0.0)
+        return (norms, self._written(signed.long())), state
 
     def decode(self, buffers: tuple[torch.Tensor, ...], like: Like) -> torch.Tensor:
         """Levels times their norm."""
         norms, packed = buffers
         signed = self._read(packed, like.n_entries)
+        norms = norms.masked_fill(norms.isinf(), float("nan"))
         scale = spread(norms, like.n_entries, self.bucket)
-        scale = scale.masked_fill(scale.isinf(), float("nan"))
         return shaped(signed.to(norms.dtype) / self.levels * scale, like.shape, like.dtype)
 
     def _written(self, signed: torch.Tensor) -> torch.Tensor:

@@ -69,6 +69,10 @@ def largest(sizes: torch.Tensor, k: int) -> torch.Tensor:
 
     if not k:
         return sizes.new_zeros(0).long()
+    least = sizes.topk(k, sorted=False).values.min()
+    where = (sizes >= least).nonzero().squeeze(-1)
+    if where.numel() == k:
+        return where
     sizes = sizes.nan_to_num(nan=math.inf, posinf=math.inf, neginf=-math.inf)
     least = sizes.topk(k, sorted=False).values.min()
     above = (sizes > least).nonzero().squeeze(-1)
