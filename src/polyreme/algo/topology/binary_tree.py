@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ..effects import Program
-from ..packet import Message
+from ..packet import Message, applied
 from .cost import Cost, log2_ceil
 from .kind import TopologyKind
 from .passing import refilled, vector
@@ -30,7 +30,7 @@ class BinaryTree(TopologyKind, frozen=True, kw_only=True, tag="BinaryTree", tag_
         tree, ranks = binomial(me.n), range(me.n)
         held = yield from gather_up(message, tree, ranks, me.rank)
         held = yield from gather_down(held, me.n, tree, ranks, me.rank)
-        return function([held[rank] for rank in ranks])
+        return applied(function, [held[rank] for rank in ranks])
 
     def sum(self, message: Message, me: Worker) -> Program[Message]:
         """Each worker adds its children's sums to its own, in their order."""

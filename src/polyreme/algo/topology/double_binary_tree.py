@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import msgspec
 
 from ..effects import Program
-from ..packet import Message
+from ..packet import Message, applied
 from .cost import Cost, log2_ceil
 from .kind import TopologyKind
 from .passing import chunks, refilled, vector, whole
@@ -41,7 +41,7 @@ class DoubleBinaryTree(
         tree, ranks = in_order(me.n), range(me.n)
         held = yield from gather_up(message, tree, ranks, me.rank)
         held = yield from gather_down(held, me.n, tree, ranks, me.rank)
-        return function([held[rank] for rank in ranks])
+        return applied(function, [held[rank] for rank in ranks])
 
     def sum(self, message: Message, me: Worker) -> Program[Message]:
         """Each worker adds its children's to its own.

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import msgspec
 
 from ..effects import Program
-from ..packet import Message
+from ..packet import Message, applied
 from .cost import Cost, log2_ceil
 from .kind import TopologyKind
 from .passing import joined, parted, refilled, ring_gather, ring_sum, vector
@@ -49,7 +49,7 @@ class Hierarchical(TopologyKind, frozen=True, kw_only=True, tag="Hierarchical", 
             for group, each in zip(groups, bundles, strict=True):
                 held |= zip(group, parted(each, len(group)), strict=True)
         held = yield from gather_down(held, me.n, tree, mine, me.rank)
-        return function([held[rank] for rank in range(me.n)])
+        return applied(function, [held[rank] for rank in range(me.n)])
 
     def sum(self, message: Message, me: Worker) -> Program[Message]:
         """Sums of groups, in order of workers, are summed around the ring."""

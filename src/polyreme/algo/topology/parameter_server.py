@@ -12,7 +12,7 @@ from .. import exchange
 from ..compress import Compressor
 from ..compress.dense import Dense
 from ..effects import Program, Send
-from ..packet import Kinds, Message, Packet
+from ..packet import Kinds, Message, Packet, applied
 from .cost import Cost
 from .kind import Aggregating, State, TopologyKind
 from .passing import chunks, give, joined, parted, plus, receive, refilled, take, vector, whole
@@ -105,12 +105,12 @@ class ParameterServer(
             for rank in others:
                 rest = joined([each for r, each in held.items() if r != rank])
                 yield Send(to=rank, message=rest)
-            return function(list(held.values()))
+            return applied(function, list(held.values()))
         yield Send(to=0, message=message)
         bundle = yield from receive(0, message.kinds * len(others))
         messages = parted(bundle, len(others))
         messages.insert(me.rank, message)
-        return function(messages)
+        return applied(function, messages)
 
     def sum(self, message: Message, me: Worker) -> Program[Message]:
         """Each server sums its share in order of workers."""

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ..effects import Program, Send
-from ..packet import Message
+from ..packet import Message, applied
 from .cost import Cost, log2_floor
 from .kind import TopologyKind
 from .passing import Vector, give, joined, parted, plus, receive, refilled, take, vector
@@ -54,7 +54,7 @@ class RecursiveDoubling(
             if extra < n:
                 rest = joined([held[r] for r in range(n) if r != extra])
                 yield Send(to=extra, message=rest)
-        return function([held[r] for r in range(n)])
+        return applied(function, [held[r] for r in range(n)])
 
     def sum(self, message: Message, me: Worker) -> Program[Message]:
         """Each exchange doubles the workers in a sum; the lower half's sum is added to."""

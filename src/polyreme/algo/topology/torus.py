@@ -10,7 +10,7 @@ import msgspec
 
 from ...errors import Violation
 from ..effects import Program
-from ..packet import Message
+from ..packet import Message, applied
 from .cost import Cost
 from .kind import TopologyKind
 from .passing import (
@@ -85,7 +85,7 @@ class Torus2D(TopologyKind, frozen=True, kw_only=True, tag="Torus2D", tag_field=
         own = yield from ring_gather(message, [message.kinds] * len(row), row, me.rank)
         kinds = [message.kinds * len(row)] * len(column)
         bundles = yield from ring_gather(joined(own), kinds, column, me.rank)
-        return function([each for bundle in bundles for each in parted(bundle, len(row))])
+        return applied(function, [each for bundle in bundles for each in parted(bundle, len(row))])
 
     def sum(self, message: Message, me: Worker) -> Program[Message]:
         """As rings do, one after another."""
