@@ -30,6 +30,7 @@ from polyreme import spec
 MISSING = object()
 _VALUES: Mapping[str, Any] = {  # of fields that name what must be there
     "model.preset.preset": "llama-7b",
+    "simulate.compute.file.path": "seconds.txt",
     "model.path.path": "model",
     "model.transformers.model_type": "llama",
     "model.python.factory": "model.py:make",
@@ -72,6 +73,7 @@ def files(folder: Path) -> None:
     """What the sound documents name."""
     (folder / "corpus.txt").write_text("Some text. " * 40)
     (folder / "tokens.bin").write_bytes(bytes(512))
+    (folder / "seconds.txt").write_text("0.1 0.2\n")
     with zipfile.ZipFile(folder / "arrays.npz", "w") as packed:
         for name in ("x_train", "y_train"):
             packed.writestr(f"{name}.npy", b"")
@@ -114,6 +116,8 @@ def documents() -> list[dict[str, Any]]:
             "model": _bare("model", kinds["model"][model]),
             "data": _bare("data", kinds["data"][data]),
             "train": {"steps": 20},
+            # With these, every feedback goes.
+            "data_parallel": {"rule": {"kind": "SGD"}, "compress": {"kind": "TopK"}},
         }
         if data in ("python_source", "text", "tokens"):
             document["train"]["seq_len"] = 16
@@ -147,13 +151,14 @@ def _right(node: types.Type) -> Any:
             return True
         case types.DictType():
             return {}
+        case types.VarTupleType():
+            return [_right(members(node.item_type)[0])] * max(1, node.min_length or 0)
     raise AssertionError(f"no value of {node}")
 
 
 def faults(base: int, document: dict[str, Any]) -> Iterator[Fault]:
     """Every single fault of a document and of the tables that it might have."""
-    for path, node, table, default in _tables(document):
-        before = None if at(document, path) == table else (path, table)
+    for path, node, table, default, before in _tables(document):
         fault = functools.partial(_fault, base, path, before)
         names = [field.name for field in node.fields]
         yield fault("unheard_of", 1)
@@ -182,24 +187,49 @@ def _fault(base: int, path: str, before: Any, key: str, value: Any, index: str =
 
 def _tables(
     document: dict[str, Any],
-) -> Iterator[tuple[str, types.StructType, dict[str, Any], bool]]:
-    """Tables that a document may have: path, type, content, whether their kind has a default."""
+) -> Iterator[tuple[str, types.StructType, dict[str, Any], bool, Any]]:
+    """Tables that a document may have: path, type, content, whether their kind has a default.
 
-    def below(path: str, node: types.StructType, table: dict[str, Any], default: bool) -> Any:
-        yield path, node, table, default
+    And what must be put in place before (path and table), where it is not the document's own.
+    """
+
+    top: Any = types.type_info(spec.Spec)
+    shallow = {
+        member.cls
+        for table in top.fields
+        for node in members(table.type)
+        if isinstance(node, types.StructType)
+        for field in node.fields
+        for member in members(field.type)
+        if isinstance(member, types.StructType)
+    }
+
+    def below(
+        path: str, node: types.StructType, table: dict[str, Any], default: bool, before: Any
+    ) -> Any:
+        yield path, node, table, default, before
         for field in node.fields:
             where = f"{path}.{field.name}".lstrip(".")
-            for member in members(field.type):
-                if not isinstance(member, types.StructType):
-                    continue
+            tables = [each for each in members(field.type) if isinstance(each, types.StructType)]
+            if where.count(".") > 1 and tables and tables[0].cls in shallow:
+                tables = tables[:1]  # these choices stand nearer the top too
+            for member in tables:
                 given = table.get(field.name)
                 own = isinstance(field.default, msgspec.Struct)
-                if given is None:
-                    yield from below(where, member, _bare(where, member), own)
-                elif given.get("kind", next(iter(given), None)) == member.tag or not member.tag:
-                    yield from below(where, member, given, own)
+                same = given is not None and (
+                    not member.tag or given.get("kind", next(iter(given), None)) == member.tag
+                )
+                if not same and where not in ("model", "data"):  # for these: _PARTNERS
+                    bare = _bare(where, member)
+                    put_first = (where, bare)
+                    if before is not None:
+                        inner = where.removeprefix(f"{before[0]}.")
+                        put_first = (before[0], put(before[1], inner, bare))
+                    yield from below(where, member, bare, own, put_first)
+                elif same:
+                    yield from below(where, member, given, own, before)
 
-    yield from below("", types.type_info(spec.Spec), document, False)
+    yield from below("", top, document, False, None)
 
 
 def _wrong(node: types.Type) -> Iterator[tuple[Any, str]]:
@@ -321,8 +351,8 @@ def singles() -> list[Fault]:
         for fault in faults(base, document):
             kind = at(document, fault.path.split(".")[0])
             kind = kind.get("kind", next(iter(kind), None)) if isinstance(kind, Mapping) else None
-            table = fault.table and fault.table[1].get("kind")
-            seen.setdefault((fault.path, repr(fault.value), repr(kind), table), fault)
+            key = (fault.path, repr(fault.value), repr(kind), repr(fault.table))
+            seen.setdefault(key, fault)
     return list(seen.values())
 
 

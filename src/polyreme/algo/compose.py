@@ -51,12 +51,20 @@ class DataParallel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         feedback = type(self.feedback).__name__
         if self.feedback.owns_momentum and self.rule.keeps_momentum:
             rule = f"keeps momentum, and so does data_parallel.feedback {feedback}"
-            legal = '"SGD" without momentum, "SNGD", "SignSGD"; or another feedback'
-            name = type(self.rule).__name__
-            found.append(Violation(path=f"{path}.rule.kind", value=name, rule=rule, legal=legal))
+            other = "(or a feedback that keeps none)"
+            kind, momentum = type(self.rule).__name__, getattr(self.rule, "momentum", None)
+            found.append(
+                Violation(
+                    path=f"{path}.rule.kind", value=kind, rule=rule, legal=f'"SGD", "SNGD" {other}'
+                )
+                if momentum is None
+                else Violation(
+                    path=f"{path}.rule.momentum", value=momentum, rule=rule, legal=f"0 {other}"
+                )
+            )
         if isinstance(self.feedback, DGC) and self.feedback.masking and not self.compress.sparse:
             rule = "masks entries that were sent, and no packet of data_parallel.compress names any"
-            legal = "false, or a sparse compressor such as TopK"
+            legal = "false (or a sparse compressor such as TopK)"
             found.append(
                 Violation(path=f"{path}.feedback.masking", value=True, rule=rule, legal=legal)
             )

@@ -98,6 +98,7 @@ class Virtual:
             network=options.network,
             seed=seed,
             on_record=self._on_record,
+            together=team.gradients.together,
         )
 
     def each(self, own: Mapping[int, torch.Tensor]) -> Iterator[torch.Tensor]:

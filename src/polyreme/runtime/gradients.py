@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -11,11 +13,21 @@ from ..algo.effects import Computed
 from ..algo.vector import Layout
 from ..data.prefetch import Prefetcher
 from .apply.data import Applied
+from .batched import Batched
 from .feed import Feed
-from .passes import accumulate, seed_of, set_seed
+from .passes import Microbatch, accumulate, seed_of, set_seed
 
 Read = list[dict[str, torch.Tensor] | None]
 _NO_END = 2**62
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Asked:
+    rank: int
+    params: torch.Tensor
+    batch: int
+    read: Read
+    microbatches: list[Microbatch]
 
 
 class Gradients:
@@ -40,6 +52,7 @@ class Gradients:
         self.bad: dict[int, tuple[int, Read]] = {}
         self._ahead: dict[int, tuple[int, Prefetcher[Read]]] = {}
         self._device = self._masters[0].device
+        self._batched: Batched | None = None
 
     def start(self) -> torch.Tensor:
         """The parameters as they are, as a new vector."""
@@ -77,6 +90,57 @@ class Gradients:
             elif microbatches:
                 keep()
         return computed
+
+    def together(self, asked: Sequence[tuple[int, torch.Tensor, int]]) -> list[Computed]:
+        """The same for several workers, their parameters and batches, in few passes.
+
+        On processors one after another, and wherever batches differ in shape.
+        """
+        if self._device.type == "cpu":
+            return [self(*each) for each in asked]
+        found: dict[int, Computed] = {}
+        for part in self._alike(asked):
+            found |= self._mapped(part)
+        return [found[rank] for rank, _, _ in asked]
+
+    def _alike(self, asked: Sequence[tuple[int, torch.Tensor, int]]) -> Iterator[list[_Asked]]:
+        """What can be computed in one pass; those of other shapes, or of more parts, alone."""
+        parts: dict[Any, list[_Asked]] = {}
+        for rank, params, batch in asked:
+            read = self._next(rank, batch)
+            self.reads[rank] = batch, read
+            each = self.feeds[rank].to_device(read, with_fillers=False)
+            one = _Asked(rank=rank, params=params, batch=batch, read=read, microbatches=each)
+            shapes = [(n, f.shape) for n, f in each[0].fields.items()] if len(each) == 1 else rank
+            parts.setdefault(str(shapes), []).append(one)
+        yield from parts.values()
+
+    def _mapped(self, asked: list[_Asked]) -> dict[int, Computed]:
+        if len(asked) == 1 or len(asked[0].microbatches) != 1:
+            return {each.rank: self(each.rank, each.params, each.batch) for each in asked}
+        if self._batched is None:
+            self._batched = Batched(self.applied, self.layout)
+        own = [self.buffers[each.rank] for each in asked]
+        set_seed(self._device, seed_of(self._seed, asked[0].batch, asked[0].rank))
+        sums, losses, weights, after = self._batched(
+            [each.params for each in asked], [each.microbatches[0] for each in asked], own
+        )
+        finite = torch.isfinite(sums).all(1) & torch.isfinite(losses)
+        told = torch.stack([losses.double(), weights.double(), finite.double()]).tolist()
+        found = {}
+        for number, each in enumerate(asked):
+            loss, weight, is_finite = (row[number] for row in told)
+            if not is_finite:
+                self.bad[each.rank] = each.batch, each.read
+            elif own[number]:
+                torch._foreach_copy_(own[number], after[number])
+            found[each.rank] = Computed(
+                gradient=sums[number] / max(1.0, weight),
+                loss=loss / weight if weight else 0.0,
+                weight=weight,
+                n_samples=each.microbatches[0].n_samples,
+            )
+        return found
 
     def close(self) -> None:
         """End what reads ahead."""

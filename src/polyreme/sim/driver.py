@@ -50,6 +50,10 @@ class Gradients(Protocol):
         """The mean gradient of a worker's batch at these parameters."""
 
 
+Together = Callable[[Sequence[tuple[int, "torch.Tensor", int]]], list[Computed]]
+"""Gradients of several workers (rank, parameters, batch), in their order."""
+
+
 @dataclass(kw_only=True, slots=True)
 class _Player:
     """One worker: its state between rounds, its program within one, its mail.
@@ -73,7 +77,8 @@ class Simulation:
     Rounds are played one after another from `states`; between two calls of `play` there is no more
     than `states`, the time, and messages that nobody has asked for. What happens at the same time
     happens in the order in which it was set, workers first by their number, so that all is a
-    function of the arguments. Gradients are computed when they begin. Messages are handed over as
+    function of the arguments. Gradients are computed when the first that was asked for is due, all
+    of them by `together` if it is given. Messages are handed over as
     they are, not as bytes, and functions of all messages are called once: programs change neither.
 
     `seed` is of the seconds that `compute` draws. `on_record` is told worker, record and time.
@@ -90,7 +95,11 @@ class Simulation:
         network: Network = _USUAL,
         seed: int = 0,
         on_record: Callable[[Worker, Record, float], None] | None = None,
+        together: Together | None = None,
     ) -> None:
+        self._together = together or self._one_by_one
+        self._asked: dict[int, Compute] = {}
+        self._found: dict[int, Computed] = {}
         self.algorithm, self.gradients = algorithm, gradients
         self.compute, self.network, self.seed = compute, network, seed
         self.clock, self.ledger = Clock(), Ledger()
@@ -190,10 +199,10 @@ class Simulation:
         player.blocked, player.since_s = effect, self.clock.now_s
         if isinstance(effect, Compute):
             me = player.me
-            found = self.gradients(me.rank, effect.params, effect.batch)
+            self._asked[me.rank] = effect
             seconds = self.compute.gradient_s(me.rank, me.n, effect.batch, self.seed)
             player.spent.compute_s += seconds
-            self.clock.at(self.clock.now_s + seconds, self._go_on, player, found)
+            self.clock.at(self.clock.now_s + seconds, self._computed, player)
         elif isinstance(effect, Sleep):
             player.spent.wait_s += effect.seconds
             self.clock.at(self.clock.now_s + effect.seconds, self._go_on, player, None)
@@ -201,20 +210,32 @@ class Simulation:
             assert isinstance(effect, Agree | Combine | Sum), f"{effect} is no effect"
             self._meet(player)
 
+    def _computed(self, player: _Player) -> None:
+        """Go on with a gradient; the first that is due is computed with all that were asked for."""
+        rank = player.me.rank
+        if rank in self._asked:
+            asked, self._asked = self._asked, {}
+            each = [(other, effect.params, effect.batch) for other, effect in asked.items()]
+            self._found |= zip(asked, self._together(each), strict=True)
+        self._go_on(player, self._found.pop(rank))
+
+    def _one_by_one(self, asked: Sequence[tuple[int, torch.Tensor, int]]) -> list[Computed]:
+        return [self.gradients(*each) for each in asked]
+
     def _meet(self, player: _Player) -> None:
         """Wait for all others at the same effect; the last to come answers all."""
         self._met.append(player)
         if len(self._met) < len(self._players):
             return
         self._met.clear()
-        answer, seconds = self._together([each.blocked for each in self._players])
+        answer, seconds = self._answered([each.blocked for each in self._players])
         now_s = self.clock.now_s
         for each in self._players:
             each.spent.wait_s += now_s - each.since_s
             each.spent.comm_s += seconds
             self.clock.at(now_s + seconds, self._go_on, each, answer)
 
-    def _together(self, effects: list[Any]) -> tuple[Any, float]:
+    def _answered(self, effects: list[Any]) -> tuple[Any, float]:
         """The answer to what all workers ask at once, and the seconds that it takes."""
         first = effects[0]
         if any(type(each) is not type(first) for each in effects):

@@ -52,7 +52,7 @@ class ParameterServer(
         path, found = "data_parallel.topology", []
         if self.servers > n:
             rule = f"is above the number of workers, {n}, which the servers are among"
-            legal = f"1 to {n}"
+            legal = f"1 (or any integer up to {n})"
             found.append(
                 Violation(path=f"{path}.servers", value=self.servers, rule=rule, legal=legal)
             )

@@ -46,7 +46,11 @@ class File(ComputeKind, frozen=True, kw_only=True, tag="file", tag_field="kind")
 
     def _wrong(self, error: Exception, path: str) -> list[Violation]:
         rule = f"holds no seconds of gradients ({error})"
-        return [Violation(path=f"{path}.path", value=self.path, rule=rule, legal=_FORM)]
+        return [
+            Violation(
+                path=f"{path}.path", value=self.path, rule=rule, legal=f'"seconds.txt" ({_FORM})'
+            )
+        ]
 
 
 @cache

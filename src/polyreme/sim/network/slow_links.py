@@ -37,6 +37,6 @@ class SlowLinks(NetworkKind, frozen=True, kw_only=True, tag="slow_links", tag_fi
         if all(rank < n for rank in self.slow):
             return []
         rule = f"names a worker that is not among the {n}"
-        legal = f"workers 0 to {n - 1}"
+        legal = f"[0] (any of workers 0 to {n - 1})"
         value = list(self.slow)
         return [Violation(path=f"{path}.slow", value=value, rule=rule, legal=legal)]
