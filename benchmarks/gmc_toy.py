@@ -1,8 +1,8 @@
 """Momentum that two workers keep under top-k, on a problem whose halves pull apart.
 
-Worker 0 has F = sum (d - i) (w_i - (i + 1))^2, worker 1 F = sum (d - i) (w_i + (i + 1))^2, for i from
-0; the optimum of their mean is 0. Each sends one entry a step. Prints how far from the optimum the
-mean model ends, and draws the way there. Source of the problem: the slides of "Global Momentum
+Worker 0 has F = sum (d - i) (w_i - (i + 1))^2, worker 1 F = sum (d - i) (w_i + (i + 1))^2, i from 0;
+the optimum of their mean is 0. Each sends one entry a step. Prints how far from the optimum the mean
+model ends, and draws the way there. Source of the problem: the slides of "Global Momentum
 Compression for Sparse Communication in Distributed Learning" (Zhao et al. 2019).
 
     python benchmarks/gmc_toy.py [--svg docs/images/gmc-toy.svg]
@@ -48,7 +48,7 @@ def way(algorithm: DataParallel, d: int) -> list[float]:
     place = torch.arange(d, dtype=torch.float64)
     pull, aim = d - place, place + 1
 
-    def gradients(rank: int, params: torch.Tensor, batch: int) -> Computed:
+    def gradients(rank: int, params: torch.Tensor, batch: int) -> Computed:  # noqa: ARG001
         found = 2 * pull * (params - (aim if rank == 0 else -aim))
         return Computed(gradient=found, loss=0.0, weight=1.0, n_samples=1)
 
@@ -77,8 +77,8 @@ def curve(distances: list[float], left: int, colour: str) -> str:
 def figure(ways: dict[int, dict[str, list[float]]]) -> str:
     """Both panels."""
     parts = [
-        '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 760 330" role="img" '
-        'aria-label="Distance from the optimum over steps, for each algorithm">',
+        '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 760 330">',
+        "<title>Distance from the optimum over steps, for each algorithm</title>",
         '<rect width="760" height="330" fill="#ffffff"/>',
         '<g font-family="sans-serif" font-size="12" fill="#1f2328">',
     ]

@@ -1,0 +1,226 @@
+"""Runs of many configurations, several at a time on one device: rates, seeds, and what they mean.
+
+Each configuration is tried at its rates on seed 0, then run on seeds 1 and 2 at the best. What is
+done is kept in ``results.jsonl``; a command that is started again goes on from there.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import tomli_w
+from cifar10 import unpack
+
+from polyreme.cluster.accelerator import detect
+
+SEEDS = (0, 1, 2)
+BASELINE = 0.70  # below this accuracy of the dense runs nothing is decided
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trial:
+    """A configuration: its name, what it adds to the spec, and the rates that are tried."""
+
+    name: str
+    rates: tuple[float, ...]
+    data_parallel: Mapping[str, Any]
+    model: Mapping[str, Any]
+    workers: int
+    batch: int
+    partition: Mapping[str, Any] | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Result:
+    """Test accuracies of a configuration at its best rate, by seed."""
+
+    rate: float
+    accuracies: tuple[float, ...]
+
+    @property
+    def mean(self) -> float:
+        """Of all seeds."""
+        return statistics.fmean(self.accuracies)
+
+    @property
+    def error(self) -> float:
+        """Standard error of the mean."""
+        n = len(self.accuracies)
+        return statistics.stdev(self.accuracies) / math.sqrt(n) if n > 1 else math.inf
+
+    @property
+    def shown(self) -> str:
+        """In percent."""
+        return f"{100 * self.mean:.2f} ± {100 * self.error:.2f} (rate {self.rate:g})"
+
+
+def holds(above: Result, below: Result, by: float = 0.0) -> str:
+    """Whether one is above another by more than `by` and the summed standard errors."""
+    gap = above.mean - below.mean - by
+    errors = above.error + below.error
+    return "holds" if gap > errors else "does not hold" if gap < -errors else "undecided"
+
+
+def options(description: str | None) -> argparse.Namespace:
+    """What every table is told."""
+    parser = argparse.ArgumentParser(description=description)
+    parser.add_argument("--data", type=Path, required=True, help="folder of data sets")
+    parser.add_argument("--out", type=Path, default=Path("tables"))
+    parser.add_argument("--images", type=int, default=50_000)
+    parser.add_argument("--epochs", type=int, default=30)
+    parser.add_argument("--jobs", type=int, default=4, help="runs at a time")
+    parser.add_argument("--devices", type=int, default=1, help="devices that runs are dealt to")
+    parser.add_argument("--seconds", type=float, default=math.inf, help="begin no run after that")
+    return parser.parse_args()
+
+
+def run_all(table: str, trials: Sequence[Trial], given: argparse.Namespace) -> dict[str, Result]:
+    """All configurations that could be run to their end."""
+    home: Path = given.out / table
+    home.mkdir(parents=True, exist_ok=True)
+    data = unpack(given.data, given.out, given.images)
+    end_s = time.monotonic() + given.seconds
+    with ThreadPoolExecutor(given.jobs) as pool:
+        first = [(trial, rate, 0) for trial in trials for rate in trial.rates]
+        _do(pool, first, home, data, given, end_s)
+        done = _kept(home)
+        best = {t.name: _best(t, done) for t in trials}
+        rest = [(t, best[t.name], s) for t in trials for s in SEEDS[1:] if best[t.name] is not None]
+        _do(pool, rest, home, data, given, end_s)
+    done, found = _kept(home), {}
+    for trial in trials:
+        rate = _best(trial, done)
+        keys = [(trial.name, rate, seed) for seed in SEEDS]
+        if rate is not None and all(key in done for key in keys):
+            found[trial.name] = Result(rate=rate, accuracies=tuple(done[key] for key in keys))
+    return found
+
+
+def _do(
+    pool: ThreadPoolExecutor,
+    runs: Sequence[tuple[Trial, Any, int]],
+    home: Path,
+    data: Path,
+    given: argparse.Namespace,
+    end_s: float,
+) -> None:
+    done = _kept(home)
+    left = [run for run in runs if (run[0].name, run[1], run[2]) not in done]
+
+    def one(numbered: tuple[int, tuple[Trial, float, int]]) -> None:
+        number, (trial, rate, seed) = numbered
+        if time.monotonic() > end_s:
+            return
+        accuracy = _run(trial, rate, seed, home, data, given, number % given.devices)
+        with (home / "results.jsonl").open("a") as file:
+            row = {"name": trial.name, "rate": rate, "seed": seed, "accuracy": accuracy}
+            file.write(json.dumps(row) + "\n")
+        print(f"{trial.name}, rate {rate:g}, seed {seed}: {100 * accuracy:.2f} %", flush=True)
+
+    list(pool.map(one, enumerate(left)))
+
+
+def _run(
+    trial: Trial,
+    rate: float,
+    seed: int,
+    home: Path,
+    data: Path,
+    given: argparse.Namespace,
+    device: int,
+) -> float:
+    """Test accuracy of one run; 0 where it ended because its loss was not finite."""
+    folder = home / f"{trial.name}-{rate:g}-{seed}".replace(" ", "-")
+    augment = {"shift": 4, "flip": True}
+    table: dict[str, Any] = {"kind": "arrays", "path": str(data.resolve()), "augment": augment}
+    if trial.partition is not None:
+        table["partition"] = dict(trial.partition)
+    parallel = dict(trial.data_parallel)
+    parallel["rule"] = {**parallel["rule"], "lr": rate}
+    spec = {
+        "model": dict(trial.model),
+        "data": table,
+        "train": {
+            "epochs": given.epochs,
+            "global_batch": trial.batch,
+            "seed": seed,
+            "precision": "fp32",
+            "schedule": {"kind": "cosine", "warmup": 100},
+            "log_every": 50,
+        },
+        "data_parallel": parallel,
+        "simulate": {"workers": trial.workers},
+    }
+    path = folder.with_suffix(".toml")
+    path.write_text(tomli_w.dumps(spec))
+    command = [sys.executable, "-m", "polyreme", "simulate", str(path), "--out", str(folder)]
+    done = subprocess.run(
+        [*command, "--json"],
+        capture_output=True,
+        text=True,
+        env=_environment(device, given.devices),
+        check=False,
+    )
+    if done.returncode == 1 and "not finite" in done.stderr:
+        return 0.0
+    if done.returncode != 0:
+        raise RuntimeError(f"{path}: {done.stderr[-2000:]}")
+    return float(json.loads(done.stdout)["metrics"]["test_accuracy"])
+
+
+def _environment(device: int, n_devices: int) -> dict[str, str]:
+    found = dict(os.environ) | {"OMP_NUM_THREADS": "1"}
+    if n_devices > 1:
+        found[f"{detect().device_type.upper()}_VISIBLE_DEVICES"] = str(device)
+    return found
+
+
+def _kept(home: Path) -> dict[tuple[str, float, int], float]:
+    return {(r["name"], r["rate"], r["seed"]): r["accuracy"] for r in _rows(home)}
+
+
+def _rows(home: Path) -> Iterator[dict[str, Any]]:
+    path = home / "results.jsonl"
+    if path.exists():
+        yield from (json.loads(line) for line in path.read_text().splitlines())
+
+
+def _best(trial: Trial, done: Mapping[tuple[str, float, int], float]) -> float | None:
+    """The rate with the best accuracy on seed 0, once all were tried."""
+    tried = {rate: done.get((trial.name, rate, 0)) for rate in trial.rates}
+    if None in tried.values():
+        return None
+    return max(tried, key=lambda rate: tried[rate] or 0.0)
+
+
+def show(
+    title: str,
+    found: Mapping[str, Result],
+    published: Mapping[str, str],
+    claims: Sequence[tuple[str, Any]],
+    baseline: str,
+) -> None:
+    """The table, and what became of each claim."""
+    print(f"\n{title}\n\n| configuration | published | here |\n|---|---|---|")
+    for name, result in found.items():
+        print(f"| {name} | {published.get(name, '')} | {result.shown} |")
+    print("\n| claim | verdict |\n|---|---|")
+    weak = baseline not in found or found[baseline].mean < BASELINE
+    for claim, judged in claims:
+        try:
+            verdict = "undecided (the dense baseline is too low)" if weak else judged()
+        except KeyError as missing:
+            verdict = f"undecided ({missing} was not run to its end)"
+        print(f"| {claim} | {verdict} |")
