@@ -1,8 +1,8 @@
 """Momentum that two workers keep under top-k, on a problem whose halves pull apart.
 
-Worker 0 has F = sum (d - i) (w_i - (i + 1))^2, worker 1 F = sum (d - i) (w_i + (i + 1))^2, i from 0;
-the optimum of their mean is 0. Each sends one entry a step. Prints how far from the optimum the mean
-model ends, and draws the way there. Source of the problem: the slides of "Global Momentum
+Worker 0 has F = sum (d - i) (w_i - (i + 1))^2, worker 1 F = sum (d - i) (w_i + (i + 1))^2, i from
+0; the optimum of their mean is 0. Each sends one entry a step. Prints how far from the optimum the
+mean model ends, and draws the way there. Source of the problem: the slides of "Global Momentum
 Compression for Sparse Communication in Distributed Learning" (Zhao et al. 2019).
 
     python benchmarks/gmc_toy.py [--svg docs/images/gmc-toy.svg]
