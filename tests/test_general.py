@@ -10,7 +10,11 @@ import torch
 from both_clocks import in_processes, job_of, on_the_clock
 from polyreme.algo import compress, feedback, rule, sync, topology
 from polyreme.algo.compose import DataParallel
+from polyreme.data.order import arrange
 from polyreme.runtime import checkpoint, checkpoints, loop
+from polyreme.runtime.apply.data import alone, apply
+from polyreme.runtime.feed import Feed, Seat
+from polyreme.runtime.gradients import Gradients
 
 PLAIN = DataParallel(rule=rule.SGD(lr=0.2, momentum=0.9))
 SPARSE = DataParallel(
@@ -111,3 +115,51 @@ def _taken(world, case, folder):
 
     loop.train(case.job(), world, load=load)
     return taken[0]
+
+
+def _one_by_one_and_together(world, case, poisoned: bool):
+    """Gradients, losses and buffers of three workers, computed alone and in one pass."""
+    job = case.job()
+    order = arrange(job.source, None, n_workers=3, global_batch=6, seed=0, tail="drop")
+    applied = apply(job.graph, alone(job.plan), world)
+    applied.stage.train()
+    found, start = [], None
+    begun = [slot.tensor.clone() for slot in applied.buffers]
+    for maps in (False, True):
+        feeds = {
+            rank: Feed(
+                source=job.source,
+                order=order,
+                graph=job.graph,
+                seat=Seat(worker=rank, n_workers=3),
+                device=world.device,
+                n_microbatches=1,
+            )
+            for rank in range(3)
+        }
+        gradients = Gradients(applied, feeds, seed=0)
+        gradients.maps = maps
+        gradients.buffers = {rank: [each.clone() for each in begun] for rank in range(3)}
+        start = gradients.start() if start is None else start
+        asked = [(rank, start + 0.01 * rank, 0) for rank in range(3)]
+        if poisoned:
+            asked[1] = (1, start * torch.nan, 0)
+        found.append((gradients.together(asked), gradients.buffers, set(gradients.bad)))
+    return found
+
+
+@pytest.mark.parametrize("poisoned", [False, True])
+def test_workers_computed_in_one_pass_get_what_they_get_alone(pool, poisoned):
+    case = dataclasses.replace(job_of(PLAIN, 3), plan={"replica": 3, "precision": "fp64"})
+    (alone_, buffers, bad), (mapped, others, bad_too) = pool(1).run(
+        _one_by_one_and_together, case, poisoned
+    )[0]
+    assert bad == bad_too == ({1} if poisoned else set())
+    for one, other in zip(alone_, mapped, strict=True):
+        near = {"rtol": 1e-9, "atol": 1e-12, "equal_nan": True}
+        torch.testing.assert_close(other.gradient, one.gradient, **near)
+        assert other.numbers[1:] == one.numbers[1:]
+        assert other.loss == pytest.approx(one.loss, rel=1e-12, nan_ok=True)
+    for rank, mine in buffers.items():
+        for one, other in zip(mine, others[rank], strict=True):
+            torch.testing.assert_close(other, one, rtol=1e-9, atol=1e-12)

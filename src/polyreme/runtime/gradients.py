@@ -35,7 +35,8 @@ class Gradients:
 
     The stage is that of one device which exchanges nothing. Each worker has buffers (batch norm)
     of its own; those of a batch that is not finite stay as they were. `reads` is what a worker's
-    last batch was made of, by its number; `bad` the last that was not finite.
+    last batch was made of, by its number; `bad` the last that was not finite. `maps` says whether
+    those of several workers are computed in one pass.
     """
 
     def __init__(self, applied: Applied, feeds: Mapping[int, Feed], *, seed: int) -> None:
@@ -53,6 +54,7 @@ class Gradients:
         self._ahead: dict[int, tuple[int, Prefetcher[Read]]] = {}
         self._device = self._masters[0].device
         self._batched: Batched | None = None
+        self.maps = self._device.type != "cpu"
 
     def start(self) -> torch.Tensor:
         """The parameters as they are, as a new vector."""
@@ -96,7 +98,7 @@ class Gradients:
 
         On processors one after another, and wherever batches differ in shape.
         """
-        if self._device.type == "cpu":
+        if not self.maps:
             return [self(*each) for each in asked]
         found: dict[int, Computed] = {}
         for part in self._alike(asked):
