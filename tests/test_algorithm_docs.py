@@ -20,7 +20,7 @@ from polyreme.algo.compose import DataParallel
 from polyreme.algo.compress import Compressor, Sign
 from polyreme.algo.feedback import DGC
 from polyreme.algo.members import Member, members, schedules
-from polyreme.algo.rule import SGD
+from polyreme.algo.rule import SGD, AdamW
 from polyreme.algo.topology import Gossip, ParameterServer, Torus2D
 from polyreme.algo.topology.graph import Matrix
 from polyreme.api import algorithms
@@ -81,7 +81,8 @@ def test_the_page_names_every_function_of_compression() -> None:
 @pytest.mark.parametrize(
     ("algorithm", "path"),
     [
-        (DataParallel(feedback=DGC(masking=False), rule=SGD(momentum=0.9)), "rule.kind"),
+        (DataParallel(feedback=DGC(masking=False), rule=SGD(momentum=0.9)), "rule.momentum"),
+        (DataParallel(feedback=DGC(masking=False), rule=AdamW()), "rule.kind"),
         (DataParallel(feedback=DGC(), compress=Sign(), rule=SGD()), "feedback.masking"),
         (DataParallel(topology=Gossip(graph=Matrix(path="none.npy"))), "topology.graph.path"),
         (DataParallel(topology=ParameterServer(servers=7)), "topology.servers"),

@@ -141,7 +141,7 @@ class Writer:
     the next one and the clock runs on from the last event. So the log of a resumed run drops no
     event, and neither attempts nor seconds go back. `began_s` (``time.time``) is when this attempt
     began if that was earlier, so that its start-up counts. `listeners` are told of every event.
-    `clock` gives the seconds that pass.
+    `clock` gives the seconds that pass, where they are not those of this machine.
 
     While the disk is full events are held back and written once there is room, in order.
     """
@@ -153,13 +153,13 @@ class Writer:
         attempt: int | None = None,
         began_s: float | None = None,
         listeners: Sequence[Callable[[Event], None]] = (),
-        clock: Callable[[], float] = time.monotonic,
+        clock: Callable[[], float] | None = None,
     ) -> None:
         last = _mend(path)
         self.attempt = attempt if attempt is not None else last.attempt + 1
         before_s = 0.0 if began_s is None else max(0.0, time.time() - began_s)
         self._clock = clock
-        self._start_s = clock() - last.t - before_s
+        self._start_s = self._now_s() - last.t - before_s
         self._encoder = msgspec.json.Encoder()
         self._listeners = tuple(listeners)
         self._file: IO[bytes] = path.open("ab", buffering=0)
@@ -169,7 +169,10 @@ class Writer:
     @property
     def t(self) -> float:
         """Seconds since the run's first attempt began, without the time between attempts."""
-        return self._clock() - self._start_s
+        return self._now_s() - self._start_s
+
+    def _now_s(self) -> float:
+        return time.monotonic() if self._clock is None else self._clock()
 
     def write(self, event: Event) -> None:
         """Append one event, and tell it to the listeners."""
