@@ -32,7 +32,11 @@ def normalised(vector: torch.Tensor) -> Split[torch.Tensor]:
 
     own = torch.linalg.vector_norm(vector, dtype=torch.float64).square()
     norm = (yield SumShards(partial=own)).sqrt()
-    return vector / torch.where(norm != 0, norm, 1.0)
+    norm = torch.where(norm != 0, norm, 1.0)
+    # The norm may be beyond the vector's type: a power of two near its root is taken out first.
+    # Of an infinite norm what is left is NaN.
+    root = norm.log2().div(2).floor().exp2()
+    return vector.div(root).div_(norm / root)
 
 
 def trusted(

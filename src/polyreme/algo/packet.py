@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from types import FunctionType, MethodType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
@@ -106,23 +107,56 @@ def applied(function: Callable[[Sequence[Message]], Any], messages: Sequence[Mes
     """A function of the messages of all workers, which gives the same on all of them.
 
     Where workers of one process hold the very same packets it is called once. What it gave is kept
-    with the first packet, as long as that lives.
+    with the first packet, as long as that lives, for functions that do the same: of the same code,
+    with equal values of what they use from outside.
     """
     packets = [packet for message in messages for packet in message.packets]
     if not packets:
         return function(messages)
     first, *others = packets
-    code = getattr(function, "__code__", function)
+    what = [len(message.packets) for message in messages], others
     held = first.__dict__.get("_applied")
-    if held is not None and held[0] is code and _same(held[1], others):
+    if held is not None and _same(held[0], what) and _alike(held[1], function):
         return held[2]
     result = function(messages)
-    first.__dict__["_applied"] = code, others, result
+    first.__dict__["_applied"] = what, function, result
     return result
 
 
-def _same(some: Sequence[Packet], others: Sequence[Packet]) -> bool:
-    return len(some) == len(others) and all(a is b for a, b in zip(some, others, strict=True))
+_Held = tuple[Sequence[int], Sequence[Packet]]
+"""Packets of each message, and all of them but the first."""
+
+
+def _same(some: _Held, others: _Held) -> bool:
+    return some[0] == others[0] and all(a is b for a, b in zip(some[1], others[1], strict=True))
+
+
+def _alike(one: Any, other: Any) -> bool:
+    """Whether two functions do the same, or two values are equal, as far as can be told."""
+    import torch
+
+    if one is other:
+        return True
+    if type(one) is not type(other):
+        return False
+    if isinstance(one, FunctionType):
+        return one.__code__ is other.__code__ and _alike(_outside(one), _outside(other))
+    if isinstance(one, MethodType):
+        return _alike((one.__func__, one.__self__), (other.__func__, other.__self__))
+    if isinstance(one, torch.Tensor):
+        return one.dtype == other.dtype and one.device == other.device and torch.equal(one, other)
+    if isinstance(one, dict):
+        return one.keys() == other.keys() and all(_alike(one[key], other[key]) for key in one)
+    if isinstance(one, list | tuple):
+        return len(one) == len(other) and all(map(_alike, one, other))
+    return bool(one == other)
+
+
+def _outside(function: FunctionType) -> tuple[Any, ...]:
+    """What a function uses beside its arguments."""
+    cells = function.__closure__ or ()
+    kept = tuple(cell.cell_contents for cell in cells)
+    return kept, function.__defaults__, function.__kwdefaults__
 
 
 def to_bytes(message: Message) -> torch.Tensor:
