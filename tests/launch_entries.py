@@ -105,6 +105,44 @@ def misbehaves(rank: int, how: str) -> list[float]:
     return found
 
 
+def passes_round(rank: int, how: str) -> None:
+    """Workers send a large message to the next and await the one before; one does otherwise."""
+    import torch
+
+    from polyreme.algo.compose import DataParallel
+    from polyreme.algo.effects import Recv, Send
+    from polyreme.algo.exchange import dense
+    from polyreme.algo.vector import Layout
+    from polyreme.algo.worker import Worker
+    from polyreme.cluster.accelerator import HostAccelerator
+    from polyreme.runtime import mesh
+    from polyreme.runtime.player import Player
+
+    torch.set_num_threads(1)
+    world = mesh.open(HostAccelerator(), timeout_s=2)
+    n, message = world.n_ranks, dense([torch.zeros(2**23)])
+    me = Worker(rank=world.rank, n=n, layout=Layout.of({"w": (1,)}), seed=0, lr=lambda _: 0.1)
+
+    class Passing:
+        def round(self, algorithm: Any, state: dict[str, Any], me: Worker) -> Any:
+            """Worker 1 waits for the one that does otherwise, worker 0 sends to it."""
+            if world.rank == rank and state["step"] == 1:
+                _misbehave(how)
+            yield Send(to=(me.rank - 1) % n, message=message)
+            yield Recv(source=(me.rank + 1) % n, kinds=message.kinds)
+            return {"step": state["step"] + 1}
+
+    class Algorithm(DataParallel, frozen=True):
+        sync: Any = Passing()
+
+    player = Player(
+        algorithm=Algorithm(), me=me, state={"step": 0}, gradients=lambda *_: None, world=world
+    )
+    for _ in range(3):
+        player.round()
+    mesh.close(world)
+
+
 def _misbehave(how: str) -> None:
     if how.startswith("SIG"):
         os.kill(os.getpid(), getattr(signal, how))

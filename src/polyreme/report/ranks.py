@@ -44,6 +44,7 @@ class Rank(msgspec.Struct, frozen=True, kw_only=True):
     state: str = "unknown"
     doing: str = ""
     waiting: int = 0
+    message: str | None = None
     stack: str | None = None
     events: tuple[Told, ...] = ()
 
@@ -130,7 +131,7 @@ def aligned(last: Last) -> Aligned:
             rank=rank.rank,
             odd=rank.rank == odd,
             state=rank.state,
-            doing=rank.doing,
+            doing=rank.doing if rank.message is None else f"{rank.doing}, in {rank.message}",
             where=f"process {rank.pid}" + (f" on {rank.host}" if rank.host else ""),
             cells=tuple(_cell(by_rank[rank.rank].get(seq), usual[seq]) for seq in seqs),
             stack=rank.stack,

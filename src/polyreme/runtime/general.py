@@ -88,7 +88,7 @@ class General:
             return
         for rank in range(world.n_ranks):
             other = tensor.clone() if rank == world.rank else torch.empty_like(tensor)
-            with world.record.inside("broadcast model", other, world.n_ranks):
+            with world.record.inside("broadcast model", other, world.n_ranks, settles=False):
                 dist.broadcast(other, rank, group=world.group)
             yield other
 

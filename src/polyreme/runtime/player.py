@@ -66,7 +66,7 @@ class Player:
     heard: list[list[float]] = field(default_factory=list)
     compute_s: float = 0.0
     blocked_s: float = 0.0
-    _sending: list[tuple[Any, torch.Tensor]] = field(default_factory=list)
+    _sending: list[tuple[Any, int, torch.Tensor]] = field(default_factory=list)
     _began_s: float = field(default_factory=time.monotonic)
 
     def round(self) -> None:
@@ -80,8 +80,8 @@ class Player:
                 self.state = end.value
                 break
             answer = self._carry_out(effect)
-        with self._blocked():
-            for work, _ in self._sending:  # buffers live until they are sent
+        for work, to, data in self._sending:  # buffers live until they are sent
+            with self.world.record.message("send", to, data.nbytes), self._blocked():
                 work.wait()
         self._sending.clear()
 
@@ -157,11 +157,11 @@ class Player:
             return own
         given = torch.nn.functional.pad(own, (0, n * share - own.numel())).to(self.world.device)
         rows, whole = torch.empty_like(given), torch.empty_like(given)
-        with self.world.record.inside("all_to_all sum", given, n), self._blocked():
+        with self.world.record.inside("all_to_all sum", given, n, settles=False), self._blocked():
             dist.all_to_all_single(rows, given, group=group)
         first, *others = rows.view(n, share)
         total = sum(others, first)
-        with self.world.record.inside("all_gather sum", total, n), self._blocked():
+        with self.world.record.inside("all_gather sum", total, n, settles=False), self._blocked():
             all_gather(whole, total.contiguous(), group=group)
         return whole[: own.numel()].to(own.device)
 
@@ -173,7 +173,7 @@ class Player:
         rows = own.new_empty(self.me.n * own.numel())
         with self.world.record.inside(f"all_gather {what}", own, self.me.n), self._blocked():
             all_gather(rows, own, group=self.world.group)
-        return rows.cpu()
+            return rows.cpu()
 
     def _send(self, effect: Send) -> None:
         data = to_bytes(effect.message)
@@ -185,7 +185,7 @@ class Player:
             if part.numel():
                 moved = part.to(self.world.device)
                 work = dist.isend(moved, effect.to, group=self.world.group)
-                self._sending.append((work, moved))
+                self._sending.append((work, effect.to, moved))
 
     def _receive(self, effect: Recv) -> Received:
         assert effect.source != ANY, "a group does not receive from whoever comes first"
@@ -199,8 +199,9 @@ class Player:
     def _take(self, into: torch.Tensor, source: int) -> torch.Tensor:
         if into.numel():
             into = into.to(self.world.device)
-            with self.world.record.inside("recv", into, 2), self._blocked():
+            with self.world.record.message("recv", source, into.nbytes), self._blocked():
                 dist.recv(into, source, group=self.world.group)
+                into = into.cpu()
         return into.cpu()
 
 

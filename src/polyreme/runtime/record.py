@@ -34,7 +34,8 @@ _WAIT = struct.Struct("<Qd")  # sequence number it waits in (0: none), since whe
 _DOING = struct.Struct("<d56s")
 _HOST = struct.Struct("<80s")
 _SLOT = struct.Struct("<Qdd136s")  # sequence number, start, end (0: not yet), label
-_COUNT_AT, _WAIT_AT, _DOING_AT, _HOST_AT, _SLOTS_AT = 32, 48, 64, 128, 256
+_MESSAGE = struct.Struct("<QdQI4s")  # how many before (0: none), since when, bytes, peer, what
+_COUNT_AT, _WAIT_AT, _DOING_AT, _HOST_AT, _MESSAGE_AT, _SLOTS_AT = 32, 48, 64, 128, 208, 256
 _TIME_AT = struct.Struct("<d")
 _END_OFFSET = 16
 _FAILED = -1.0  # in place of when the wait began: the collective raised
@@ -65,12 +66,26 @@ class Event(msgspec.Struct, frozen=True, kw_only=True):
         return f"{self.op}{shape} (collective {self.seq})"
 
 
+class Awaited(msgspec.Struct, frozen=True, kw_only=True):
+    """A message between this rank and a peer; `op` is "recv" or "send"."""
+
+    op: str
+    peer: int
+    n_bytes: int
+    start_s: float
+
+    def __str__(self) -> str:
+        way = "from" if self.op == "recv" else "to"
+        return f"{self.op} of {self.n_bytes:,} bytes {way} rank {self.peer}"
+
+
 class Account(msgspec.Struct, frozen=True, kw_only=True):
     """What a record says of its rank.
 
     `phase` is "begun" once the run folder is this run's, "training" once steps are done. `waiting`
-    is the sequence number of the collective it stands in, 0 outside of any. `state` is of the
-    process: running, stopped, gone, or how it ended.
+    is the sequence number of the collective it stands in, 0 outside of any; `message` is the one
+    that it waits for, or that is not sent yet. `state` is of the process: running, stopped, gone,
+    or how it ended.
     """
 
     rank: int
@@ -81,9 +96,15 @@ class Account(msgspec.Struct, frozen=True, kw_only=True):
     began_s: float = 0.0
     seq: int = 0
     waiting: int = 0
+    message: Awaited | None = None
     doing: str = "starting"
     events: tuple[Event, ...] = ()
     stack: str | None = None
+
+    @property
+    def stands(self) -> bool:
+        """Whether it waits for others."""
+        return bool(self.waiting) or self.message is not None
 
     def event(self, seq: int) -> Event | None:
         """The collective of that number, if it is kept."""
@@ -94,7 +115,8 @@ class Record:
     """Written by one rank. Without a path it is kept in memory that nobody else sees.
 
     A collective is begun, waited in and ended; `inside` does all three. An exception leaves it
-    as it stood, which tells where it came from.
+    as it stood, which tells where it came from. Messages between two ranks have no place in the
+    order of collectives, which is the same on all: only the one that is waited for is kept.
 
     On devices that `lag` behind the host what has ended for the host is done only once the host
     has waited for the device, and it may be held up anywhere before: there a rank stands in its
@@ -114,7 +136,7 @@ class Record:
         self.path = path
         self.rank = rank
         self.trail = 0
-        self._seq = 0
+        self._seq = self._n_messages = 0
         self._doing = ""
         self._began_s = time.time()
         self._labels: dict[_Key, _Label] = {}
@@ -188,6 +210,16 @@ class Record:
         self.end(seq, settles=settles)
 
     @contextmanager
+    def message(self, op: Literal["recv", "send"], peer: int, n_bytes: int) -> Iterator[None]:
+        """The host waits until a message has come from a peer, or gone to it."""
+        self._n_messages += 1
+        what = (self._n_messages, time.time(), n_bytes, peer, op.encode())
+        _MESSAGE.pack_into(self._memory, _MESSAGE_AT, *what)
+        with self.failing(self._seq):
+            yield
+        _MESSAGE.pack_into(self._memory, _MESSAGE_AT, 0, 0.0, 0, 0, b"")
+
+    @contextmanager
     def doing(self, what: str) -> Iterator[None]:
         """What the rank does meanwhile, in words."""
         before = self._doing
@@ -227,7 +259,10 @@ def read(path: Path, rank: int) -> Account:
 
 
 def waiting(path: Path) -> tuple[int, Phase]:
-    """The collective in which a rank stands (0: none), and how far it is; cheap to ask often."""
+    """Where a rank stands, and how far it is; cheap to ask often.
+
+    The number of a collective, minus that of a message, or 0 for neither.
+    """
     try:
         with path.open("rb", buffering=0) as file:
             header = file.read(_SLOTS_AT)
@@ -236,7 +271,8 @@ def waiting(path: Path) -> tuple[int, Phase]:
     if len(header) < _SLOTS_AT:
         return 0, "starting"
     seq: int = _WAIT.unpack_from(header, _WAIT_AT)[0]
-    return seq, _PHASES[_WHO.unpack_from(header, 0)[2]]
+    message: int = _MESSAGE.unpack_from(header, _MESSAGE_AT)[0]
+    return -message or seq, _PHASES[_WHO.unpack_from(header, 0)[2]]
 
 
 def failed(path: Path) -> bool:
@@ -272,6 +308,8 @@ def _account(memory: bytes | mmap.mmap, rank: int) -> Account:
     _, pid, phase, began_s = _WHO.unpack_from(memory, 0)
     seq, _ = _COUNT.unpack_from(memory, _COUNT_AT)
     waits_in, _ = _WAIT.unpack_from(memory, _WAIT_AT)
+    open_, since_s, n_bytes, peer, what = _MESSAGE.unpack_from(memory, _MESSAGE_AT)
+    message = Awaited(op=_text(what), peer=peer, n_bytes=n_bytes, start_s=since_s)
     doing = _DOING.unpack_from(memory, _DOING_AT)[1]
     events = []
     for index in range(N_SLOTS):
@@ -301,6 +339,7 @@ def _account(memory: bytes | mmap.mmap, rank: int) -> Account:
         began_s=began_s,
         seq=seq,
         waiting=waits_in,
+        message=message if open_ else None,
         doing=_text(doing),
         events=tuple(sorted(events, key=lambda event: event.seq)),
     )

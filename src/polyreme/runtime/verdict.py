@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Literal
 
 import msgspec
@@ -66,9 +66,14 @@ def stall(accounts: Sequence[Account], timeout_s: float) -> Verdict:
     different = difference(accounts)
     if different is not None:
         return different
-    waiting = [account for account in accounts if account.waiting and account.state == "running"]
-    late = min(accounts, key=_lateness)
+    waiting = [account for account in accounts if account.stands and account.state == "running"]
+    late = _awaited(min(accounts, key=_lateness), {account.rank: account for account in accounts})
+    if late is None:
+        return _circle(waiting, timeout_s)
     others = [account for account in waiting if account.rank != late.rank]
+    for other in others:
+        if other.message is not None and other.message.peer == late.rank:
+            return _silent(late, other, others, len(accounts), timeout_s)
     ahead = max(others, key=lambda account: account.seq, default=late)
     missed = ahead.event(max(late.seq + (not late.waiting), 1)) or ahead.event(ahead.waiting)
     op = "communication" if missed is None else str(missed)
@@ -90,8 +95,9 @@ def stall(accounts: Sequence[Account], timeout_s: float) -> Verdict:
 
 def last_op(account: Account) -> str | None:
     """The collective in which a rank stood, or that it called last."""
-    event = account.event(account.waiting or account.seq)
-    return _name(event)
+    if account.message is not None:
+        return account.message.op
+    return _name(account.event(account.waiting or account.seq))
 
 
 def diverged(world: World) -> RunError:
@@ -123,6 +129,7 @@ def attempt_json(attempt: int, verdict: Verdict | None, accounts: Sequence[Accou
                 "state": account.state,
                 "doing": account.doing,
                 "waiting": account.waiting,
+                "message": None if account.message is None else str(account.message),
                 "stack": account.stack,
                 "events": [_told(event, origin_s) for event in account.events[-N_TOLD:]],
             }
@@ -146,7 +153,42 @@ def _told(event: Event, origin_s: float) -> dict[str, object]:
 
 def _lateness(account: Account) -> tuple[bool, int, bool, int]:
     """Sorts first whom others wait for: a process that cannot go on, or else the one behind."""
-    return account.state == "running", account.seq, bool(account.waiting), account.rank
+    return account.state == "running", account.seq, account.stands, account.rank
+
+
+def _awaited(account: Account, accounts: Mapping[int, Account]) -> Account | None:
+    """Whom it waits for at last, by messages; None where they wait for each other in a circle."""
+    seen: set[int] = set()
+    while account.message is not None and account.state == "running":
+        if account.rank in seen:
+            return None
+        seen.add(account.rank)
+        account = accounts.get(account.message.peer, Account(rank=account.message.peer))
+    return account
+
+
+def _silent(
+    late: Account, other: Account, others: Sequence[Account], n_ranks: int, timeout_s: float
+) -> Verdict:
+    """The verdict on a rank that takes no part in a message."""
+    assert other.message is not None
+    more = [account.rank for account in others if account.rank != other.rank]
+    too = f", and {_ranks(more)} elsewhere" if more else ""
+    what = (
+        f"rank {late.rank} of {n_ranks} does not come to {other.message}, in which rank "
+        f"{other.rank} waited for {timeout_s:g} s{too}: {_state(late)}"
+    )
+    op = other.message.op
+    return Verdict(kind="stalled", rank=late.rank, op=op, what=what, stack=late.stack)
+
+
+def _circle(waiting: Sequence[Account], timeout_s: float) -> Verdict:
+    """The verdict on ranks that wait for messages of each other."""
+    stand = [account for account in waiting if account.message is not None]
+    each = ", ".join(f"rank {account.rank} in {account.message}" for account in stand[:8])
+    what = f"ranks wait for each other for {timeout_s:g} s: {each}"
+    op = stand[0].message.op if stand[0].message is not None else None
+    return Verdict(kind="stalled", rank=None, op=op, what=what)
 
 
 def _state(account: Account) -> str:
@@ -154,6 +196,8 @@ def _state(account: Account) -> str:
     last = f"its last was {event}" if event is not None else "it had called none"
     if account.state != "running":
         return f"its process is {account.state}; {last}"
+    if account.message is not None:
+        return f"it is in {account.message}; {last}"
     if account.waiting:
         return last
     doing = f", {account.doing}" if account.doing else ""
