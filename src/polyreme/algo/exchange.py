@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from ..errors import ConfigError
 from .compress.dense import Dense
 from .compress.kind import CompressorKind
-from .compress.maybe import nothing, something
+from .compress.maybe import holds, none, nothing, something
 from .effects import Program
 from .feedback.kind import Turn
 from .packet import Like, Message, Packet
@@ -128,7 +128,8 @@ def combined(
     prepared = vector
     if not silent:
         prepared, kept = feedback.prepare(vector, kept, turn)
-    came = yield from carried(algorithm, prepared, state, me, turn, silent=silent)
+    absent = not feedback.remembers
+    came = yield from carried(algorithm, prepared, state, me, turn, silent=silent, absent=absent)
     if not silent:
         kept = feedback.settle(prepared, came.sent, came.named, kept)
     out, kept = feedback.receive(came.out, kept, turn)
@@ -143,13 +144,15 @@ def carried(
     turn: Turn,
     *,
     silent: bool | None = None,
+    absent: bool = False,
     draw: Draw | None = None,
 ) -> Program[Carried]:
     """The aggregate over all workers of what each has, whatever feedback makes of it.
 
     Where any worker may be silent, `silent` says on all of them whether this one is: then its
-    packets are empty and count as zero, and no packets add. In a compressor's rounds all take
-    part: a silent worker with zeros. Random numbers are those of the turn unless `draw` is given.
+    packets are empty and count as zero, and no packets add; where silent workers are `absent`,
+    aggregates other than the mean have no row of them. In a compressor's rounds all take part: a
+    silent worker with zeros. Random numbers are those of the turn unless `draw` is given.
     """
     import torch
 
@@ -165,11 +168,15 @@ def carried(
     out, sent = torch.empty_like(vector), torch.zeros_like(vector)
     named = torch.zeros_like(vector, dtype=torch.bool)
     compressors = dict(state["compress"])
+    absent = absent and silent is not None and not algorithm.aggregate.is_mean
 
     def combining(tensors: Sequence[torch.Tensor]) -> Program[list[torch.Tensor]]:
         nonlocal aggregated
+        message = dense(tensors)
+        if absent:
+            message = Message(packets=tuple(map(none if silent else something, message.packets)))
         result, aggregated, _ = yield from _aggregate(
-            algorithm, dense(tensors), aggregated, topology, me, None
+            algorithm, message, aggregated, topology, me, None, absent=absent
         )
         return result
 
@@ -205,7 +212,7 @@ def carried(
         message = Message(packets=tuple(packets))
         back = None if dense_now else drawn.at(len(made))
         decoded, aggregated, topology = yield from _aggregate(
-            algorithm, message, aggregated, topology, me, back
+            algorithm, message, aggregated, topology, me, back, absent=absent
         )
         for part, mean in zip(places, decoded, strict=True):
             _of(out, part).copy_(mean)
@@ -250,20 +257,26 @@ def _aggregate(
     topology: State,
     me: Worker,
     draw: Draw | None,
+    *,
+    absent: bool,
 ) -> Program[tuple[list[torch.Tensor], State, State]]:
     """Aggregates of a message's tensors over all workers; aggregator's and topology's next state.
 
     Where packets add and the aggregate is their mean, they may be summed on the way. `draw` is for
-    packets of the way back, which without one are dense.
+    packets of the way back, which without one are dense. Workers that sent nothing are no rows if
+    they are `absent`; the others' vectors were scaled as for a mean over all, which is taken back.
     """
     import torch
 
     via, aggregate = algorithm.topology, algorithm.aggregate
 
     def function(messages: Sequence[Message]) -> tuple[torch.Tensor, State]:
+        there = [each for each in messages if not absent or holds(each)] or messages
         rows = [
-            torch.cat([packet.decode().reshape(-1) for packet in each.packets]) for each in messages
+            torch.cat([packet.decode().reshape(-1) for packet in each.packets]) for each in there
         ]
+        if len(rows) < len(messages):
+            rows = [row * (len(rows) / len(messages)) for row in rows]
         out, after, _ = aggregate.combine(rows, state)
         return out, after
 

@@ -51,3 +51,13 @@ def nothing(kind: CompressorKind, like: Like, device: torch.device) -> Packet:
 
     data = torch.zeros(0, dtype=torch.uint8, device=device)
     return Packet(buffers=(data,), like=like, kind=Maybe(inner=kind))
+
+
+def none(packet: Packet) -> Packet:
+    """No packet in the place of this one."""
+    return nothing(packet.kind, packet.like, packet.buffers[0].device)
+
+
+def holds(message: Message) -> bool:
+    """Whether any of the message's packets, which might all have been none, is one."""
+    return any(packet.buffers[0].numel() for packet in message.packets)
