@@ -55,6 +55,17 @@ def test_the_example_prints_what_the_page_says(tmp_path: Path) -> None:
         [sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True, check=True
     )
     assert out.stdout == printed
+    assert "Warning" not in out.stderr
+
+
+def test_the_example_takes_the_bytes_and_seconds_that_the_page_reckons(tmp_path: Path) -> None:
+    spec = Path(__file__).parents[1] / "examples" / "algorithms.toml"
+    short = ("train.steps=8", "train.schedule={kind='constant'}")
+    found = pr.simulate(spec, overrides=short, workers=64, out=tmp_path / "run")
+    assert found.wire_bytes == 63 * (12_332 + 9 * 32) == 795_060
+    comm_s = 2 * 63 * 0.01 + 795_060 / 12.5e6
+    assert 8 * found.step_s_median == pytest.approx(2.0 + comm_s, rel=1e-6)
+    assert "795,060 bytes" in PAGE
 
 
 def test_the_example_is_named_by_a_spec_once_it_is_in_the_union() -> None:

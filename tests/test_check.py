@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import numpy as np
 import pytest
 
 import polyreme as pr
@@ -55,7 +56,12 @@ def _violations(spec: dict[str, Any], *overrides: str, **how: Any) -> list[Viola
 
 
 def _paths(spec: dict[str, Any], *overrides: str, **how: Any) -> set[str]:
-    return {violation.path for violation in _violations(spec, *overrides, **how)}
+    """Of what is wrong; nothing where nothing is."""
+    try:
+        pr.check(spec, overrides=overrides, **how)
+    except ConfigError as error:
+        return {violation.path for violation in error.violations}
+    return set()
 
 
 def test_a_sound_spec_is_not_refused() -> None:
@@ -87,6 +93,40 @@ def test_a_plan_is_judged_beside_a_spec_that_is_no_toml() -> None:
 
 def test_the_machine_is_judged_beside_a_wrong_step_count() -> None:
     assert _paths(DIGITS, "train.steps=0", "parallel.shard=3") == {"train.steps", "parallel.shard"}
+
+
+def test_the_topology_is_judged_beside_a_wrong_compressor() -> None:
+    servers = "data_parallel.topology={kind='ParameterServer', servers=5}"
+    ratio = "data_parallel.compress={kind='TopK', ratio=2}"
+    found = _paths(DIGITS, servers, ratio)
+    assert found == {"data_parallel.topology.servers", "data_parallel.compress.ratio"}
+
+
+def test_a_spec_is_judged_for_the_workers_that_are_simulated() -> None:
+    np.savetxt("matrix.txt", np.full((3, 3), 1 / 3))
+    graph = "graph={kind='Matrix', path='matrix.txt'}"
+    topology = f"data_parallel.topology={{kind='Gossip', {graph}}}"
+    path = "data_parallel.topology.graph.path"
+    assert _paths(DIGITS, topology) == {path}
+    assert _paths(DIGITS, topology, workers=3) == set()
+    assert _paths(DIGITS, topology, workers=4) == {path}
+
+
+def test_a_partition_that_leaves_workers_without_samples_is_found() -> None:
+    sync = "data_parallel.sync={kind='LocalSteps'}"
+    partition = "data.partition={kind='dirichlet', alpha=1e-4}"
+    assert _paths(DIGITS, sync, partition, workers=16) == {"data.partition"}
+    assert _paths(DIGITS, sync, partition, workers=1) == set()
+
+
+def test_a_split_that_a_simulation_would_leave_aside_is_refused() -> None:
+    split = ("parallel.shard=2", "parallel.replica=2")
+    assert _paths(DIGITS, *split, workers=4) == {"parallel.shard", "parallel.replica"}
+    with pytest.raises(ConfigError) as caught:
+        pr.simulate(DIGITS, overrides=split, workers=4)
+    paths = {each.path for each in caught.value.violations}
+    assert paths == {"parallel.shard", "parallel.replica"}
+    assert _paths(DIGITS, "parallel.replica=4", workers=4) == set()
 
 
 def test_a_batch_larger_than_the_data_is_refused() -> None:

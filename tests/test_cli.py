@@ -348,3 +348,10 @@ def test_two_agents_of_torchrun_train_one_run(home: Path) -> None:
     assert (summary["status"], summary["devices"], summary["steps"]) == ("done", 2, 12)
     printed = [out for out, _ in said if out.strip()]
     assert [json.loads(out)["status"] for out in printed if out.strip() != "null"] == ["done"]
+
+
+def test_a_list_that_goes_into_a_pipe_is_a_line_each() -> None:
+    said = refusals.command(("list", "algorithms"))
+    assert said.code == 0
+    (line,) = [line for line in said.out.splitlines() if line.startswith("compress: TopK\t")]
+    assert line.endswith("Stich, Cordonnier and Jaggi 2018, definition 2.1")

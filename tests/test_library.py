@@ -120,6 +120,9 @@ def test_a_tensor_that_wants_gradients_is_no_matter() -> None:
         (lambda x: pr.compress.qsgd(x, 2.5), "QSGD.levels"),
         (lambda x: pr.compress.cast(x, "fp8"), "Cast.to"),
         (lambda x: pr.compress.topk(x.long(), 0.1), "x"),
+        (lambda x: pr.compress.topk(x.tolist(), 0.1), "x"),
+        (lambda x: pr.compress.rotated(x, inner={"kind": "Sign"}), "Rotated.inner"),
+        (lambda x: pr.compress.rotated(x, inner="Sign"), "Rotated.inner"),
     ],
 )
 def test_what_is_not_legal_is_refused_with_what_is(call: Any, path: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ from safetensors.torch import load_file
 import polyreme as pr
 import refusals
 from polyreme import api, runlog, spec
-from polyreme.errors import ConfigError
+from polyreme.errors import ConfigError, RunError
 
 SPEC: dict[str, Any] = {
     "model": {"kind": "mlp", "hidden": [4]},
@@ -74,6 +75,29 @@ def test_a_simulation_that_was_asked_to_end_goes_on_where_it_was(tmp_path: Path)
     assert [event.step for event in _steps(tmp_path / "run")] == [1, 2, 3, 4, 5, 6]
 
 
+def test_a_simulation_that_has_nothing_left_to_do_keeps_its_utilisation(tmp_path: Path) -> None:
+    before = pr.simulate(SPEC, out=tmp_path / "run")
+    after = pr.simulate(SPEC, out=tmp_path / "run", resume="auto")
+    assert before.utilisation is not None
+    assert 0 < before.utilisation <= 1
+    assert (after.utilisation, after.w) == (before.utilisation, before.w)
+
+
+def test_a_simulation_that_diverges_leaves_the_samples_and_a_summary_of_its_clock(
+    tmp_path: Path,
+) -> None:
+    overrides = [
+        "data_parallel={rule={kind='SGD', lr=1e30}, topology={kind='Ring'}}",
+        "train.max_skipped=1",
+    ]
+    with pytest.raises(RunError, match=r"more than train\.max_skipped"):
+        pr.simulate(SPEC, overrides=overrides, out=tmp_path / "run")
+    kept = sorted(path.name for path in (tmp_path / "run" / "nonfinite").iterdir())
+    assert [name.split(".")[1] for name in kept] == ["rank-0", "rank-1", "rank-2"]
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert (summary["status"], summary["basis"]["utilisation"]) == ("failed", "simulated")
+
+
 def test_plain_training_is_simulated_too(tmp_path: Path) -> None:
     plain = {key: value for key, value in SPEC.items() if key != "data_parallel"}
     assert pr.simulate(plain, workers=2, out=tmp_path / "run").workers == 2
@@ -100,3 +124,6 @@ def test_the_command_prints_what_the_run_came_to(tmp_path: Path) -> None:
     said = refusals.command(("simulate", "spec.toml", "--workers", "2", "--out", "run"))
     assert said.code == 0, said.err
     assert "virtual time" in said.out
+    # Nothing was measured or planned before, and nothing is missed.
+    assert "profile.json" not in said.out
+    assert "predicted" not in said.out

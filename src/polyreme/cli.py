@@ -193,6 +193,9 @@ def check(
     plan: Annotated[Path | None, typer.Argument(metavar="[PLAN]", help="a plan to check")] = None,
     overrides: Set = None,
     devices: Devices = None,
+    workers: Annotated[
+        int | None, typer.Option("--workers", min=1, help="judge it for so many simulated workers")
+    ] = None,
     json: Json = False,
 ) -> None:
     """List everything that is wrong with a spec, or with a plan for it."""
@@ -200,7 +203,7 @@ def check(
     def command() -> Any:
         from . import api
 
-        api.check(spec, overrides=overrides or (), plan=plan, devices=devices)
+        api.check(spec, overrides=overrides or (), plan=plan, devices=devices, workers=workers)
         if not json:
             _console().print("nothing is wrong")
         return {"errors": []}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any, TypeVar, get_type_hints
+from typing import Any, TypeVar, get_args, get_type_hints
 
 import msgspec
 
@@ -49,11 +49,21 @@ def checked(member: _Member, name: str) -> _Member:
     return member
 
 
+def _members(hint: Any) -> list[type]:
+    """The structs that a type allows."""
+    if isinstance(hint, type) and issubclass(hint, msgspec.Struct):
+        return [hint]
+    return [kind for part in get_args(hint) for kind in _members(part)]
+
+
 def _broken(value: Any, hint: Any) -> str | None:
     if isinstance(value, float) and not math.isfinite(value):
         return "a finite number"
     if isinstance(value, msgspec.Struct):
         return None  # it may be the user's own, which no union names
+    kinds = _members(hint)
+    if kinds and value is not None:  # a spec's table is read where specs are, not here
+        return ", ".join(f"{kind.__name__}(...)" for kind in kinds)
     try:
         msgspec.convert(value, hint)
     except msgspec.ValidationError as error:

@@ -253,11 +253,15 @@ def check(
     overrides: Sequence[str] = (),
     plan: Path | None = None,
     devices: int | None = None,
+    workers: int | None = None,
 ) -> None:
-    """Raise ConfigError with everything that is wrong with a spec, or with a plan for it."""
+    """Raise ConfigError with everything that is wrong with a spec, or with a plan for it.
+
+    With `workers` it is judged as `simulate` with so many would run it, not as `train`.
+    """
     from .checking import violations
 
-    found = violations(_source(spec), overrides, plan, devices)
+    found = violations(_source(spec), overrides, plan, devices, workers)
     if found:
         raise ConfigError(found)
 

@@ -169,7 +169,8 @@ def _compressor(compress: CompressorKind) -> tuple[list[str], list[str], list[st
     x = _gradient(0)
     state = compress.init(Like.of(x))
     nbytes = _given(compress, x) if compress.in_rounds else _packed(compress)
-    needs = ["an exact topology" if compress.in_rounds else ""]
+    lone = _refused(DataParallel(rule=SGD()), compress=compress, topology=Gossip())
+    needs = ["an exact topology" if lone else ""]
     costs = [f"{100 * nbytes / (4 * x.numel()):.3g} % of the bytes"]
     costs.append(_vectors(_entries(state) / x.numel()))
     promises = [

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -11,6 +12,7 @@ from ..algo.compose import DataParallel
 from ..algo.train import Train
 from ..errors import ConfigError, Violation
 from ..spec import Partial, Unread
+from ..spec.partial import checked
 
 if TYPE_CHECKING:
     from ..cluster.accelerator import Accelerator
@@ -48,10 +50,12 @@ def violations(
     overrides: Sequence[str],
     plan: Path | None,
     devices: int | None,
+    workers: int | None = None,
 ) -> tuple[Violation, ...]:
     """Every violation; what cannot be judged because of another one is left out.
 
-    The model is built (which takes seconds) once nothing else is wrong; with a plan in any case.
+    With `workers` the spec is judged for that many simulated ones. The model is built (which takes
+    seconds) once nothing else is wrong; with a plan in any case.
     """
     found = _Found()
     spec = found.of(lambda: _read(source, overrides, found))
@@ -59,16 +63,19 @@ def violations(
     given = None if named is None else found.of(lambda: _plan(Path(named)))
     machines = None
     if spec is not None and (not found.violations or named or found.of(lambda: _counts(spec))):
-        machines = found.of(lambda: _machines(spec, devices))
+        machines = found.of(lambda: _machines(spec, devices, workers))
     cluster = machines[0] if machines else None
     if spec is not None and (cluster is not None or devices is not None):
         n_devices = cluster.n_devices if cluster is not None else devices
         found.add(specs.impossible(spec, n_devices))
+    if spec is not None and workers is not None:
+        found.add(_split(spec, workers))
     problem = None
     if spec is not None and machines is not None and (not found.violations or given is not None):
         problem = found.of(lambda: _problem(spec, machines, found.violations))
     if problem is not None:
-        found.of(lambda: _ordered(problem, given))
+        assert spec is not None
+        found.of(lambda: _ordered(problem, given, found.of(lambda: _n_workers(spec, cluster))))
     if given is not None:
         found.add(_of_plan(given, problem, cluster))
     return tuple(found.violations)
@@ -91,13 +98,30 @@ def _counts(spec: specs.Spec) -> bool:
     """Whether a rule asks how many devices there are."""
     asked = [getattr(spec.parallel, axis) for axis in _DEGREES]
     asked += [spec.train.min_devices, spec.cluster.devices]
-    return any(number is not None for number in asked)
+    if any(number is not None for number in asked):
+        return True
+    return spec.data_parallel.topology != DataParallel().topology
 
 
-def _machines(spec: specs.Spec, devices: int | None) -> tuple[Cluster, Accelerator | None]:
-    from .problem import machines_of
+def _n_workers(spec: specs.Spec, cluster: Cluster | None) -> int | None:
+    """How many workers an algorithm has; none where the plan decides it."""
+    if cluster is None or spec.data_parallel.is_plain:
+        return None
+    return spec.parallel.replica or cluster.n_devices
 
-    return machines_of(spec, None, devices)
+
+def _machines(
+    spec: specs.Spec, devices: int | None, workers: int | None
+) -> tuple[Cluster, Accelerator | None]:
+    from .problem import machines_of, simulated_of
+
+    return machines_of(spec, None, devices) if workers is None else simulated_of(workers)
+
+
+def _split(spec: specs.Spec, workers: int) -> list[Violation]:
+    from .problem import split
+
+    return checked(partial(split, spec, workers), "parallel")
 
 
 def _problem(
@@ -137,8 +161,8 @@ def _section(violation: Violation) -> str:
     return violation.path.partition(".")[0]
 
 
-def _ordered(problem: Problem, plan: Plan | None) -> None:
-    """Batch, data and the workers of a plan must go together."""
+def _ordered(problem: Problem, plan: Plan | None, workers: int | None) -> None:
+    """Batch, data and the workers of a plan, or else of an algorithm, must go together."""
     from ..plan.ir import data_layout
     from .steps import arranged
 
@@ -146,10 +170,12 @@ def _ordered(problem: Problem, plan: Plan | None) -> None:
     layout = None
     if plan is not None and plan.layer_plans:
         layout = data_layout(next(iter(plan.layer_plans.values())).split)
-    if spec.data.partition is not None and layout is None:
+    if spec.data.partition is not None and layout is None and workers is None:
         return  # dealt by the number of replicas, which the plan decides
     source = spec.data.open(spec.train.seq_len, spec.train.seed)
-    n_workers = layout.replica if layout is not None and spec.data.partition is not None else 1
+    n_workers = 1
+    if spec.data.partition is not None:
+        n_workers = layout.replica if layout is not None else workers or 1
     arranged(spec, source, n_workers=n_workers)
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -17,6 +19,7 @@ from ..runtime.mesh import is_launched, read_place
 from ..sample import SampleSpec
 from ..spec import Spec, check
 from ..spec.fit import matched
+from ..spec.partial import checked
 
 if TYPE_CHECKING:
     from ..cluster.accelerator import Accelerator
@@ -41,16 +44,19 @@ def pose(
     cluster: str | None = None,
     devices: int | None = None,
     machines: tuple[Cluster, Accelerator] | None = None,
+    simulated: bool = False,
 ) -> Problem:
     """The problem of a spec on the named cluster (see `cluster.parse`), or on this machine.
 
-    `machines` is what `here` found before, in another process of the same command.
+    `machines` is what `here` found before, in another process of the same command. `simulated` is
+    set where its devices stand for simulated workers.
 
     Raises:
         ConfigError: spec, model, data and cluster do not go together; every reason.
     """
     there, accelerator = machines or machines_of(spec, cluster, devices)
-    violations = check(spec, there.n_devices, trusted=("data",))
+    violations = [*check(spec, there.n_devices, trusted=("data",))]
+    violations += checked(partial(split, spec, there.n_devices), "parallel") if simulated else []
     if violations:
         raise ConfigError(violations)
     return posed(spec, there, accelerator)
@@ -97,6 +103,30 @@ def machines_of(
     if named is not None:
         return (first(named, devices, "--devices") if devices else named), None
     return here(spec, devices)
+
+
+def simulated_of(workers: int) -> tuple[Cluster, Accelerator]:
+    """The cluster that so many simulated workers stand for, a host each like this one."""
+    accelerator = accelerators.detect()
+    return detect(accelerator, 1, n_hosts=workers), accelerator
+
+
+def split(spec: Spec, workers: int) -> Iterator[Violation]:
+    """What of a split a simulation would leave aside: each of its workers is one device."""
+    parallel = spec.parallel
+    if parallel.plan is not None:
+        rule = "is not simulated: each worker has the whole model on one device"
+        yield Violation(path="parallel.plan", value=parallel.plan, rule=rule, legal="leave it out")
+        return
+    for axis in ("shard", "tp", "cp", "ep", "pp") if spec.data_parallel.is_plain else ():
+        degree = getattr(parallel, axis)  # of others it is refused on any clock
+        if degree is not None and degree > 1:
+            rule = "is not simulated: each worker has the whole model on one device"
+            yield Violation(path=f"parallel.{axis}", value=degree, rule=rule, legal="1")
+    if parallel.replica not in (None, workers):
+        rule = "is not the number of simulated workers"
+        legal = f"{workers} (or leave it out)"
+        yield Violation(path="parallel.replica", value=parallel.replica, rule=rule, legal=legal)
 
 
 def here(spec: Spec, devices: int | None) -> tuple[Cluster, Accelerator]:

@@ -61,9 +61,13 @@ def show_profile(profile: Profile, console: Console) -> None:
 
 
 def show_listing(rows: Sequence[Mapping[str, str]], console: Console) -> None:
-    """Name, what it is, source."""
+    """Name, what it is, source; where it is not a terminal, a line each with tabs between."""
     from rich.table import Table
 
+    if not console.is_terminal:
+        for row in rows:
+            print("\t".join(row.values()), file=console.file)
+        return
     table = Table(box=None, padding=(0, 2, 0, 0))
     for head in ("name", "what", "source"):
         table.add_column(head, overflow="fold")

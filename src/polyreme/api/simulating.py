@@ -9,7 +9,6 @@ from pathlib import Path
 
 from .. import runlog
 from .. import spec as specs
-from ..cluster.detect import detect
 from ..errors import ConfigError, PolyremeError, Violation
 from ..plan.ir import BUCKET_BYTES, Plan
 from ..runtime.mesh import is_launched
@@ -36,16 +35,14 @@ def simulate(
 def _run(
     spec: specs.Spec, folder: Path, resume: str | None, progress: bool, start_s: float
 ) -> runlog.Summary:
-    from ..cluster import accelerator as accelerators
     from . import ranks, starting
     from .aftermath import conclude
-    from .problem import pose
+    from .problem import pose, simulated_of
     from .training import judged
     from .virtual import Virtual
 
-    accelerator = accelerators.detect()
-    cluster = detect(accelerator, 1, n_hosts=spec.simulate.workers)
-    problem = pose(spec, machines=(cluster, accelerator))
+    cluster, accelerator = simulated_of(spec.simulate.workers)
+    problem = pose(spec, machines=(cluster, accelerator), simulated=True)
     start = starting.begin(resume, folder, uuid.uuid4().hex)
     request = ranks.Request(
         spec=spec,
@@ -63,7 +60,7 @@ def _run(
     except (PolyremeError, KeyboardInterrupt) as error:
         if starting.begun(folder, start.launch) is not None:
             status: runlog.Status = "failed" if isinstance(error, PolyremeError) else "interrupted"
-            conclude(spec, folder, status, (cluster, accelerator))
+            conclude(spec, folder, status, (cluster, accelerator), virtual=True)
         raise
     return judged(spec, folder)
 

@@ -75,7 +75,8 @@ class Carrier:
     def _all(self, own: torch.Tensor, me: Worker) -> torch.Tensor:
         """The tensors of all workers, one after another."""
         rows = own.new_empty(me.n * own.numel())
-        dist.all_gather_into_tensor(rows, own, group=self._group)
+        gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+        gather(rows, own, group=self._group)  # torch 2.13 renamed it
         return rows
 
     def _send(self, effect: Send) -> list[tuple[Any, torch.Tensor]]:

@@ -285,7 +285,9 @@ def capacity_bytes(run: Run) -> float | None:
 
 
 def predictions(run: Run) -> tuple[Prediction, ...]:
-    """Step time and peak memory, predicted and measured."""
+    """Step time and peak memory, predicted and measured; nothing is predicted of simulated ones."""
+    if run.simulated:
+        return ()
     summary, plan = run.summary, run.plan
     step_s = summary.predicted.get("step_s") if summary else None
     if step_s is None and plan and plan.estimate:

@@ -59,7 +59,7 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def simulated(self) -> bool:
         """Whether seconds are those of a virtual clock."""
-        return self.summary is not None and "simulated" in self.summary.basis.values()
+        return self.summary is not None and _virtual(self.summary)
 
     @property
     def covered(self) -> tuple[int, ...]:
@@ -111,10 +111,14 @@ def read_run(folder: Path) -> Run:
     except tomllib.TOMLDecodeError as error:
         missing.append(f"spec.toml cannot be read ({error}); it is shown as it stands")
     plan_json = _json(folder / "plan.json", missing, "the plan cannot be drawn")
+    at_profile = len(missing)
     profile = _json(folder / "profile.json", missing, "costs behind the plan are unknown")
     summary_json = _json(
         folder / "summary.json", missing, "the run was killed or goes on; totals are from its log"
     )
+    summary = _summary(summary_json, missing)
+    if summary is not None and _virtual(summary) and not (folder / "profile.json").exists():
+        del missing[at_profile]  # the seconds of [simulate] stand in its place
     events = tuple(_events(folder / "log.jsonl", missing))
     dates = [path.stat().st_mtime for path in kept[1:] if path.is_file()]
     return Run(
@@ -125,7 +129,7 @@ def read_run(folder: Path) -> Run:
         plan=read_plan(plan_json, missing),
         plan_json=plan_json,
         profile=profile,
-        summary=_summary(summary_json, missing),
+        summary=summary,
         steps=tuple(event for event in events if isinstance(event, StepEvent)),
         evals=tuple(event for event in events if isinstance(event, EvalEvent)),
         checkpoints=tuple(event for event in events if isinstance(event, CheckpointEvent)),
@@ -135,6 +139,10 @@ def read_run(folder: Path) -> Run:
         missing=tuple(missing),
         written=datetime.fromtimestamp(max(dates)).astimezone() if dates else None,
     )
+
+
+def _virtual(summary: Summary) -> bool:
+    return "simulated" in summary.basis.values()
 
 
 def _text(path: Path, missing: list[str], consequence: str) -> str:

@@ -234,7 +234,8 @@ def show_run(run: Run, console: Console) -> None:
     shares = time_shares(run)
     if shares:
         lines += [Text(), _rich_bar(shares, console.width - 4)]
-    lines += [Text(), _rich_predictions(run)]
+    if predictions(run):
+        lines += [Text(), _rich_predictions(run)]
     lines += [Text(f"! {line}", style="yellow") for line in run.missing]
     title = Text.assemble(
         (run.name, "bold"), "  ", (run.status, colour), "  ", (headline(run), "dim")

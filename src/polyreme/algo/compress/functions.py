@@ -54,15 +54,19 @@ def packed(
 
 def _packets(kind: CompressorKind, x: torch.Tensor) -> None:
     """Raises ConfigError unless the compressor is legal and makes packets of such a tensor."""
+    import torch
+
     name = type(kind).__name__
     checked(kind, name)
     if kind.in_rounds:
         rule = "exchanges in rounds among all workers, and so has no packets"
         legal = "any compressor that makes packets"
         raise ConfigError([Violation(path="compress", value=name, rule=rule, legal=legal)])
-    if not x.is_floating_point():
+    tensor = isinstance(x, torch.Tensor)
+    if not (tensor and x.is_floating_point()):
+        value = str(x.dtype) if tensor else type(x).__name__
         rule, legal = "is no tensor of real numbers", "float32, float64, bfloat16, float16"
-        raise ConfigError([Violation(path="x", value=str(x.dtype), rule=rule, legal=legal)])
+        raise ConfigError([Violation(path="x", value=value, rule=rule, legal=legal)])
 
 
 def dense(x: torch.Tensor) -> Packet:
