@@ -28,5 +28,8 @@ class AggregatorKind(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     def combine(
         self, rows: Sequence[torch.Tensor], state: State
     ) -> tuple[torch.Tensor, State, tuple[int, ...]]:
-        """The aggregate of rows in order of workers, the next state, and who was left out."""
+        """The aggregate of rows in order of workers, the next state, and which were left out.
+
+        A worker that has nothing to give (no labels, not sampled) is no row.
+        """
         raise NotImplementedError

@@ -1,6 +1,6 @@
 """Elias omega codes: few bits for small numbers, without a bound on large ones.
 
-Source: Elias 1975; as used in Alistarh et al. 2017, "QSGD", definition 3.1 and appendix A.2.
+Source: Elias 1975; as used in Alistarh et al. 2017, "QSGD", section 3.
 Bits of a code follow one another from the highest; a stream is filled up to whole bytes with
 ones, which no code of so few bits consists of, so that its end can be told.
 """

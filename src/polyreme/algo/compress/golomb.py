@@ -1,6 +1,6 @@
 """Golomb codes of the gaps between entries that are sent.
 
-Source: Golomb 1966; as used in Sattler et al. 2019, "Sparse Binary Compression", section III-C.
+Source: Golomb 1966; as used in Sattler et al. 2019, "Sparse Binary Compression".
 Differs: the unary parts of all gaps stand before all remainders, which changes no length.
 """
 

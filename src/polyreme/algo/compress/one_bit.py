@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 class OneBit(CompressorKind, frozen=True, kw_only=True, tag="OneBit", tag_field="kind"):
     """Entries below zero become their mean, all others theirs.
 
-    Source: Seide et al. 2014, "1-Bit Stochastic Gradient Descent", section 3.2.
+    Source: Seide et al. 2014, "1-Bit Stochastic Gradient Descent".
     Differs: means are over the tensor, not over each of its columns. NaN counts as below zero,
     infinity where its sign is; either makes the mean of that half what it is.
 

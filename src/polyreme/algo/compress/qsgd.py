@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 class QSGD(CompressorKind, frozen=True, kw_only=True, tag="QSGD", tag_field="kind"):
     """Each entry becomes a level of its bucket's norm, at random so that the mean is right.
 
-    Source: Alistarh et al. 2017, "QSGD", section 3.1 (bucketed: section 4); codes: section 3.2
-    and appendix A.2 (Code and Code'). The norm of each bucket is sent beside the levels.
+    Source: Alistarh et al. 2017, "QSGD", section 3.1 (bucketed: section 4); codes: section 3.2.
+    The norm of each bucket is sent beside the levels.
     Differs: norms are summed in float64; gaps run on from one bucket into the next. A bucket
     that holds NaN or infinity decodes to NaN.
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 class RandomK(Sparsifier, frozen=True, kw_only=True, tag="RandomK", tag_field="kind"):
     """So many entries, drawn without replacement, times n / k so that the mean is right.
 
-    Source: Wangni et al. 2018; Stich, Cordonnier and Jaggi 2018, definition 2.1 (unscaled).
+    Source: Wangni et al. 2018; Stich, Cordonnier and Jaggi 2018, section 2 (unscaled).
     Konecny et al. 2016 send the seed of the draw, as here, in place of indices: 8 bytes. NaN and
     infinity are sent where they are drawn.
 

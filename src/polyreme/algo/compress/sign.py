@@ -19,7 +19,7 @@ class Sign(CompressorKind, frozen=True, kw_only=True, tag="Sign", tag_field="kin
     """Signs alone, as they are or times the mean magnitude.
 
     Source: Bernstein et al. 2018, "signSGD" (no scale); Karimireddy et al. 2019, "Error Feedback
-    Fixes SignSGD", equation 3 and algorithm 1 (the scale |x|_1 / d).
+    Fixes SignSGD", algorithm 1 (the scale |x|_1 / d).
     Differs: zero is sent as plus, as one bit has no third value. NaN is sent as minus; with a
     scale, NaN or infinity anywhere is all that a receiver sees.
 

@@ -22,8 +22,8 @@ class SBC(Sparsifier, frozen=True, kw_only=True, tag="SBC", tag_field="kind"):
     """The k largest entries or the k smallest, whichever are further from zero, as their mean.
 
     Source: Sattler et al. 2019, "Sparse Binary Compression", algorithm 2; of equal means the
-    positive one. Gaps between entries are Golomb codes (section III-C). It is meant for error
-    feedback. NaN counts as largest and makes the mean NaN, as infinity makes it infinite.
+    positive one. Gaps between entries are Golomb codes. It is meant for error feedback. NaN counts
+    as largest and makes the mean NaN, as infinity makes it infinite.
 
     Attributes:
         ratio: Share of the entries that is sent, once warm; at least one is.

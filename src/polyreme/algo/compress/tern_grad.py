@@ -21,7 +21,7 @@ _POWERS = (1, 3, 9, 27, 81)
 class TernGrad(CompressorKind, frozen=True, kw_only=True, tag="TernGrad", tag_field="kind"):
     """Each entry becomes zero or plus or minus the largest magnitude s, with chance |x| / s.
 
-    Source: Wen et al. 2017, "TernGrad", equations 1 to 3 and 11 (clipping). Five entries are one
+    Source: Wen et al. 2017, "TernGrad", equations 1 to 3, and its clipping. Five entries are one
     byte, where the paper counts two bits an entry.
     Differs: entries are not clipped where all are equal (or there is one), as their deviation is
     zero. A tensor that holds NaN or infinity decodes to NaN.

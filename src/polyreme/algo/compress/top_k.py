@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 class TopK(Sparsifier, frozen=True, kw_only=True, tag="TopK", tag_field="kind"):
     """The largest entries by magnitude; of equal ones those that come first.
 
-    Source: Aji and Heafield 2017; Stich, Cordonnier and Jaggi 2018, definition 2.1. "sampled" is
+    Source: Aji and Heafield 2017; Stich, Cordonnier and Jaggi 2018, section 2. "sampled" is
     the choice of Lin et al. 2018, "Deep Gradient Compression", as their code makes it.
     At least one entry is sent. Indices take as few bits as tell all entries apart, or one bit an
     entry if that is less. NaN and infinity count as largest.

@@ -26,8 +26,7 @@ class VarianceBased(SparseKind, frozen=True, kw_only=True, tag="VarianceBased", 
     """Sends an entry once the square of its sum exceeds alpha times the sum of its squares.
 
     Source: Tsuzuku, Imachi and Akiba 2018, "Variance-based Gradient Compression", algorithm 1;
-    values are a sign and 3 bits of exponent below the largest (section 4.3): those that would need
-    more wait.
+    values are a sign and 3 bits of exponent below the largest: those that would need more wait.
     Differs: the paper sums squares over the samples of a batch, which only their single gradients
     give. Here a worker's gradient of each step is one sample: the sum is r, what a feedback has
     added up (ErrorFeedback, DGC, ...), a step's own share is r less what the step before left,

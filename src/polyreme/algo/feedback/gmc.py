@@ -16,8 +16,9 @@ class GMC(FeedbackKind, frozen=True, kw_only=True, tag="GMC", tag_field="kind"):
 
     Source: Zhao et al. 2019, "Global Momentum Compression for Sparse Communication in Distributed
     Learning", algorithm 1: p = e + g - beta / lr (w_t - w_{t-1}).
-    Differs: as the last step was -lr' a of the last aggregate a, its share is beta a lr' / lr,
-    which needs no former weights. At a rate of 0 there is no such share.
+    Differs: as SGD's last step was -lr' a of the last aggregate a, its share is beta a lr' / lr,
+    which needs no former weights; what another rule or clipping made of a is not in it. At a rate
+    of 0 there is no such share.
 
     Attributes:
         momentum: Share of the last global step.

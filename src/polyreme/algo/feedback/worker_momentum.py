@@ -17,7 +17,7 @@ class WorkerMomentum(
     """Each worker sends its momentum; what compression takes away is lost.
 
     Source: Karimireddy, He and Jaggi 2021, "Learning from History for Byzantine Robust
-    Optimization", algorithm 2: u = beta u + (1 - beta) g, first u = g. Without dampening it is
+    Optimization": u = beta u + (1 - beta) g, first u = g. Without dampening it is
     u = beta u + g, and with all sent and a mean that of SGD.
 
     Attributes:

@@ -28,7 +28,7 @@ class AdaptivePeriod(LocalSteps, frozen=True, kw_only=True, tag="AdaptivePeriod"
     workers and labels in the last round before it, and F_0 that of the first round.
 
     Source: Wang and Joshi 2019, "Adaptive Communication Strategies to Achieve the Best
-    Error-Runtime Trade-off in Local-Update SGD", section 4.2.
+    Error-Runtime Trade-off in Local-Update SGD", section 4.
     Differs: an interval is so many steps, not seconds, so that a run does not depend on its
     clock; the period is never above the first, as a loss that rises would have it. While no loss
     was seen that is above zero the period stays.

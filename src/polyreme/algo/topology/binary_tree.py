@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 class BinaryTree(TopologyKind, frozen=True, kw_only=True, tag="BinaryTree", tag_field="kind"):
     """Up to worker 0 and down again, halving or doubling who has the sum at each step.
 
-    Source: Thakur, Rabenseifner and Gropp 2005, sections 4.1 and 4.4 (the binomial tree, whose
+    Source: Thakur, Rabenseifner and Gropp 2005, section 4 (the binomial tree, whose
     cost is what surveys give for binary trees).
     """
 

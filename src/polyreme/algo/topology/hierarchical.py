@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 class Hierarchical(TopologyKind, frozen=True, kw_only=True, tag="Hierarchical", tag_field="kind"):
     """A tree within each group, a ring of the groups' first workers, and back.
 
-    Source: Jia et al. 2018, "Highly Scalable Deep Learning Training System with Mixed-Precision",
-    section 3.2 (three phases).
+    Source: Jia et al. 2018, "Highly Scalable Deep Learning Training System with Mixed-Precision"
+    (three phases).
     Differs: a tree within groups, where they have a ring; the last group may be smaller.
 
     Attributes:

@@ -54,7 +54,7 @@ class Torus2D(TopologyKind, frozen=True, kw_only=True, tag="Torus2D", tag_field=
     """Chunks are summed along rows, then along columns, and passed back along rows.
 
     Source: Mikami et al. 2018, "Massively Distributed SGD: ImageNet/ResNet-50 Training in a
-    Flash", section 3.2.
+    Flash".
 
     Attributes:
         rows: Rows of the torus, which must divide the number of workers; as near to a square as

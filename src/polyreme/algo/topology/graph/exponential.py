@@ -15,8 +15,7 @@ class Exponential(GraphKind, frozen=True, kw_only=True, tag="Exponential", tag_f
     """Each worker takes from those 1, 2, 4, ... before it, in equal parts.
 
     Source: Assran et al. 2019, "Stochastic Gradient Push", section 3 and appendix A; Ying et al.
-    2021, "Exponential Graph is Provably Efficient for Decentralized Deep Training", equations 5
-    and 7.
+    2021, "Exponential Graph is Provably Efficient for Decentralized Deep Training".
 
     Attributes:
         peers: "all" of them at each step, or "one" after another: for n a power of two, log n

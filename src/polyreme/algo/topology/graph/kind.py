@@ -23,7 +23,7 @@ class GraphKind(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     neighbours that have d_i and d_j of them the weight is 1 / (1 + max(d_i, d_j)).
 
     Source: Xiao, Boyd and Kim 2007, "Distributed average consensus with least-mean-square
-    deviation", section 4 (Metropolis-Hastings weights).
+    deviation" (Metropolis-Hastings weights).
     """
 
     symmetric: ClassVar[bool] = True

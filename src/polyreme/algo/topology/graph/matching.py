@@ -12,7 +12,7 @@ class RandomMatching(GraphKind, frozen=True, kw_only=True, tag="RandomMatching",
     """Pairs, drawn anew at every step alike on all workers, take the mean of two.
 
     Of an odd number one stays alone.
-    Source: Boyd et al. 2006, "Randomized Gossip Algorithms" (synchronous, section 2).
+    Source: Boyd et al. 2006, "Randomized Gossip Algorithms" (synchronous).
     """
 
     def period(self, n: int) -> None:
