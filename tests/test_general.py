@@ -11,6 +11,7 @@ from both_clocks import in_processes, job_of, on_the_clock
 from polyreme.algo import compress, feedback, rule, sync, topology
 from polyreme.algo.compose import DataParallel
 from polyreme.data.order import arrange
+from polyreme.errors import ConfigError
 from polyreme.runtime import checkpoint, checkpoints, loop
 from polyreme.runtime.apply.data import alone, apply
 from polyreme.runtime.feed import Feed, Seat
@@ -89,6 +90,61 @@ def test_residuals_become_their_mean_where_the_number_of_workers_changes(
     weights, steps, _ = pool(after).run(in_processes, job_of(SPARSE, after), tmp_path, 0, True)[0]
     assert steps == 6
     assert all(torch.isfinite(tensor).all() for tensor in weights.values())
+
+
+def test_workers_begin_with_the_statistics_of_a_checkpoint_that_has_none_of_workers(pool, tmp_path):
+    """They kept those of the model as it was made."""
+    plain = DataParallel(rule=rule.SGD(lr=0.2))
+    native = dataclasses.replace(job_of(plain, 2), general=False)
+    pool(2).run(in_processes, native, tmp_path, 1)
+    newest = checkpoints.newest(tmp_path)
+    for own, shared in pool(2).run(_statistics, job_of(plain, 2), newest):
+        assert all(torch.equal(mine, each) for mine, each in zip(own, shared, strict=True))
+        assert any(each.abs().sum() > 0 for each in shared)
+
+
+def _statistics(world, case, folder):
+    found = []
+
+    def load(state):
+        progress = checkpoint.load(state, folder, graph=case.job().graph)
+        start = f"worker/{world.rank}/buffers/"
+        own = [each.clone() for name, each in state.own().items() if name.startswith(start)]
+        shared = [each.clone() for name, each in state.tensors().items() if "buffer/" in name]
+        found.append((own, shared))
+        return progress
+
+    loop.train(case.job(), world, load=load)
+    return found[0]
+
+
+@pytest.mark.parametrize("n", [2, 3])
+def test_states_of_another_algorithm_are_refused_however_many_workers_go_on(pool, tmp_path, n):
+    """What was missing or left over was passed over in silence."""
+    pool(2).run(in_processes, job_of(PLAIN, 2), tmp_path, 1)
+    newest = checkpoints.newest(tmp_path)
+    said = pool(n).run(_refused, job_of(LOCAL, n), newest)[0]
+    assert "worker/0/exchange/feedback/error is not in it" in said
+    said = pool(n).run(_refused, job_of(DataParallel(rule=rule.SGD(lr=0.2)), n), newest)[0]
+    assert "worker/0/rule/" in said
+    assert "is unknown here" in said
+
+
+def test_plain_training_and_an_algorithm_do_not_go_on_with_each_other_and_say_so(pool, tmp_path):
+    native = dataclasses.replace(job_of(PLAIN, 2), general=False)
+    pool(2).run(in_processes, native, tmp_path / "a", 1)
+    pool(2).run(in_processes, job_of(PLAIN, 2), tmp_path / "b", 1)
+    said = pool(2).run(_refused, job_of(PLAIN, 2), checkpoints.newest(tmp_path / "a"))[0]
+    assert "it is of plain training, and this run is of an algorithm's workers" in said
+    said = pool(2).run(_refused, native, checkpoints.newest(tmp_path / "b"))[0]
+    assert "it is of an algorithm's 2 workers, and this run is plain training" in said
+
+
+def _refused(world, case, folder):
+    job = case.job()
+    with pytest.raises(ConfigError) as caught:
+        loop.train(job, world, load=lambda state: checkpoint.load(state, folder, graph=job.graph))
+    return str(caught.value)
 
 
 def _errors(_, folder, n):

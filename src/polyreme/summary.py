@@ -53,8 +53,9 @@ def summarise(
     status: Status,
     wall_s: float | None = None,
     effectiveness: float | None = None,
+    virtual: bool = False,
 ) -> Summary:
-    """The summary of all attempts in a log.
+    """The summary of all attempts in a log; `virtual` says that its clock was.
 
     `wall_s` is how long the last attempt took as its caller saw it, start-up included (unset: up
     to its last event). `effectiveness` is samples of the reference / samples of this run to the
@@ -74,7 +75,7 @@ def summarise(
     rate, basis = (peak, "peak") if peak is not None else _matmul_flops(setting)
     effect = 1.0 if effectiveness is None else effectiveness
     utilisation = _share(setting.graph, throughput, rate)
-    return Summary(
+    found = Summary(
         status=status,
         steps=tally.position,
         samples=sum(event.samples * n for event, n in kept),
@@ -108,6 +109,9 @@ def summarise(
         versions=_versions(),
         hardware=hardware(setting.cluster),
     )
+    if not virtual:
+        return found
+    return _simulated(found, tally.compute_s / seconds if seconds else 0.0)
 
 
 def with_effectiveness(summary: Summary, effectiveness: float) -> Summary:
@@ -121,7 +125,7 @@ def with_effectiveness(summary: Summary, effectiveness: float) -> Summary:
     )
 
 
-def simulated(summary: Summary, utilisation: float) -> Summary:
+def _simulated(summary: Summary, utilisation: float) -> Summary:
     """The summary of a run on a virtual clock, whose workers computed for that share of it."""
     return msgspec.structs.replace(
         summary,
@@ -149,6 +153,7 @@ class _Tally:
     furthest: int = 0
     skipped_since: int = 0  # skipped steps after `told`
     first_s: float = 0.0
+    compute_s: float = 0.0  # of a worker in the mean, whatever became of it
     wire_bytes: int = 0
     peak_bytes: int | None = None
     attempt: int | None = None
@@ -187,6 +192,7 @@ class _Tally:
             self.told, self.skipped_since = event.step, 0
             self.first_s += event.step_s * min(n, max(0, event.step - self.furthest))
             self.furthest = max(self.furthest, event.step)
+        self.compute_s += event.compute_s * n
         self.wire_bytes += event.wire_bytes * n
         self.peak_bytes = max(self.peak_bytes or 0, event.memory_bytes)
 

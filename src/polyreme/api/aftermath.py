@@ -76,6 +76,8 @@ def conclude(
     folder: Path,
     status: runlog.Status,
     machines: tuple[Cluster, Accelerator],
+    *,
+    virtual: bool = False,
 ) -> None:
     """The summary and the report of a run whose first rank could not write them.
 
@@ -90,7 +92,7 @@ def conclude(
     what = "no summary or report was made"
     try:
         if status == "failed" or not (folder / "summary.json").exists():
-            _summarise(spec, folder, status, machines)
+            _summarise(spec, folder, status, machines, virtual)
         what = "no report was made"
         render([folder], folder / "report.html")
     except (OSError, PolyremeError) as error:  # the one that ended the run is the one to raise
@@ -102,6 +104,7 @@ def _summarise(
     folder: Path,
     status: runlog.Status,
     machines: tuple[Cluster, Accelerator],
+    virtual: bool,
 ) -> None:
     from ..summary import Setting, summarise
     from .problem import pose
@@ -113,7 +116,7 @@ def _summarise(
         graph=problem.graph,
         plan=plan,
         cluster=problem.cluster,
-        profile=kept_profile(problem),
+        profile=None if virtual else kept_profile(problem),
     )
-    found = summarise(runlog.read(folder / folders.LOG), setting, status=status)
+    found = summarise(runlog.read(folder / folders.LOG), setting, status=status, virtual=virtual)
     runlog.save_summary(found, folder)

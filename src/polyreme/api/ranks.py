@@ -334,9 +334,8 @@ def _train(
         setting,
         status=outcome.status,
         wall_s=time.time() - request.start_s if virtually is None else None,
+        virtual=virtually is not None,
     )
-    if virtually is not None:
-        found = summary.simulated(found, virtually.route.simulation.utilisation)
     runlog.save_summary(found, folder)
     return found
 

@@ -143,7 +143,11 @@ def load(
     if state.own():  # of how many, and by whom, is the state's to say
         everywhere |= {name for name in index.tensors if name.startswith(own.PREFIX)}
     lacking = [name for each in world.gather(state.lacking(index)) for name in each]
-    differences = [*_differences(tensors, index, everywhere), *lacking]
+    differences = [
+        *_kinds(index, of_workers=bool(state.own())),
+        *_differences(tensors, index, everywhere),
+        *dict.fromkeys(lacking),
+    ]
     if differences:
         named = "; ".join(differences[:_MOST_NAMED])
         rest = len(differences) - _MOST_NAMED
@@ -152,7 +156,7 @@ def load(
             path="resume",
             value=str(folder),
             rule=f'holds another state, of model "{meta.model}": {named}{more}',
-            legal=f'a checkpoint of model "{graph.name}" with this rule',
+            legal=f'a checkpoint of model "{graph.name}" with this rule and algorithm',
         )
         raise ConfigError([violation])
     if world.is_first:
@@ -253,6 +257,15 @@ def _changes(meta: Meta, graph: LayerGraph, settings: Mapping[str, Any]) -> Iter
             )
     if meta.fingerprint != graph.fingerprint:
         yield f'was written for another form of model "{meta.model}" with the same tensors'
+
+
+def _kinds(index: Index, *, of_workers: bool) -> Iterator[str]:
+    """Whether plain training would go on as an algorithm's workers, or they as plain training."""
+    n = own.n_workers(index)
+    if n and not of_workers:
+        yield f"it is of an algorithm's {n} workers, and this run is plain training"
+    if of_workers and not n and any(name.startswith("optimizer/") for name in index.tensors):
+        yield "it is of plain training, and this run is of an algorithm's workers"
 
 
 def _differences(

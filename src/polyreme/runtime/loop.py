@@ -289,16 +289,15 @@ class _Run:
         return RunError(f"step {step}: {rule}; the last because {why}{kept}", rank=result.rank)
 
     def _keep_samples(self, home: Path, came: Came) -> str | None:
-        """Why the samples could not be written, if this rank had to and could not."""
-        step, rank, result = self.state.progress.step, self.world.rank, came.result
-        if rank not in result.bad_ranks:
-            return None
+        """Why samples could not be written, if this process had to and could not."""
+        step, result = self.state.progress.step, came.result
         assert result.reason is not None, "skipped steps have a reason"
-        ids, read = came.read_ids(), came.read
-        try:
-            save_samples(home, step=step, rank=rank, reason=result.reason, ids=ids, read=read)
-        except OSError as error:
-            return f"{error.filename or home}: {error.strerror or error}"
+        for rank in came.read.keys() & set(result.bad_ranks):
+            ids, read = came.read_ids(rank), came.read[rank]
+            try:
+                save_samples(home, step=step, rank=rank, reason=result.reason, ids=ids, read=read)
+            except OSError as error:
+                return f"{error.filename or home}: {error.strerror or error}"
         return None
 
     def _record(self, came: Came) -> None:

@@ -63,14 +63,28 @@ def shared(reader: Reader, index: Index, template: Mapping[str, Any]) -> Any:
     return _rebuilt(template, one)
 
 
-def missing(index: Index, template: Mapping[str, Any], rank: int) -> Iterator[str]:
+def unlike(index: Index, template: Mapping[str, Any], rank: int) -> Iterator[str]:
     """Why a worker's state of this form cannot be read from there."""
-    for name, tensor in named(template, rank).items():
+    here = named(template, rank)
+    for name in index.tensors:
+        if name.startswith(f"{PREFIX}{rank}/") and name not in here:
+            yield f"{name} is unknown here"
+    for name, tensor in here.items():
         stored = index.tensors.get(name)
         if stored is None:
             yield f"{name} is not in it"
         elif stored.shape != tuple(tensor.shape):
             yield f"{name} is {list(stored.shape)} there and {list(tensor.shape)} here"
+
+
+def unlike_any(index: Index, template: Mapping[str, Any]) -> Iterator[str]:
+    """The same where there were more or fewer workers, whose links are not compared."""
+    start = f"{PREFIX}0/"
+    there = {name for name in index.tensors if name.startswith(start)}
+    here = set(named(template, 0))
+    for name in sorted(there ^ here):
+        if not name.startswith(start + _LINKS):
+            yield f"{name} is {'unknown here' if name in there else 'not in it'}"
 
 
 def _read(reader: Reader, name: str, leaf: Any) -> torch.Tensor:

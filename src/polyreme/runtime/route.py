@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
@@ -23,7 +23,8 @@ if TYPE_CHECKING:
 class Came:
     """What a step came to. `lr`, `n_samples`, `sample_ids` are of all workers together.
 
-    `sent_bytes` are this rank's; `read` and `read_ids` what its own part was made of.
+    `sent_bytes` are this rank's; `read` is what the parts of the ranks in this process were made
+    of, `read_ids` gives the numbers of a rank's samples.
     """
 
     result: StepResult
@@ -31,8 +32,8 @@ class Came:
     lr: float
     sent_bytes: int
     sample_ids: Callable[[], tuple[int, ...] | None]
-    read: Read
-    read_ids: Callable[[], list[list[int]]]
+    read: Mapping[int, Read]
+    read_ids: Callable[[int], list[list[int]]]
 
 
 class Route(Protocol):
@@ -130,6 +131,6 @@ class Native:
             lr=job.algorithm.rule.lr * factor,
             sent_bytes=traffic.sent_bytes - sent_bytes,
             sample_ids=lambda: feed.sample_ids(step),
-            read=read,
-            read_ids=lambda: feed.own_ids(step),
+            read={self._world.rank: read},
+            read_ids=lambda _: feed.own_ids(step),
         )

@@ -21,7 +21,7 @@ from .job import Job
 from .mesh import World
 from .pieces import Index, Reader
 from .route import Came
-from .state import State
+from .state import Progress, State
 from .timing import StepTimes
 
 
@@ -92,17 +92,16 @@ class Team:
 
     def take(self, workers: Workers, reader: Reader, index: Index) -> None:
         """States as they were, or the mean of all where there were more or fewer workers."""
-        kept = self.kept(workers)
         if own.n_workers(index) == self.n:
+            kept = self.kept(workers)
             found = {rank: own.read(reader, state, rank) for rank, state in kept.items()}
+            for rank, state in found.items():
+                self.gradients.buffers[rank] = list(state.pop("buffers").values())
         else:
-            begun = self.begun()
-            found = {
-                rank: own.shared(reader, index, {**begun[rank], "buffers": state["buffers"]})
-                for rank, state in kept.items()
-            }
-        for rank, state in found.items():
-            self.gradients.buffers[rank] = list(state.pop("buffers").values())
+            found = {rank: own.shared(reader, index, state) for rank, state in self.begun().items()}
+            for rank in found:  # what is in the stage is the mean already
+                live = [slot.tensor for slot in self.gradients.applied.buffers]
+                self.gradients.buffers[rank] = [tensor.clone() for tensor in live]
         workers.put_states(found)
 
     def came(
@@ -115,10 +114,8 @@ class Team:
     ) -> list[Came]:
         """What a round's steps came to, each with an equal part of its bytes."""
         gradients, n = self.gradients, len(records)
-        last = next(iter(gradients.reads.items()), (0, (0, [])))
-        bad = next(iter(gradients.bad.items()), None)
+        told = gradients.reads | gradients.bad
         gradients.bad.clear()
-        rank, (batch, read) = last if bad is None else bad
         return [
             Came(
                 result=StepResult(
@@ -136,8 +133,8 @@ class Team:
                 lr=record.lr,
                 sent_bytes=sent_bytes * (number + 1) // n - sent_bytes * number // n,
                 sample_ids=self._ids(record.step - 1),
-                read=read,
-                read_ids=lambda: self.gradients.feeds[rank].own_ids(batch),
+                read={rank: read for rank, (_, read) in told.items()},
+                read_ids=lambda rank: gradients.feeds[rank].own_ids(told[rank][0]),
             )
             for number, record in enumerate(records)
         ]
@@ -182,15 +179,23 @@ class TeamState(State):
         return {k: v for rank, state in kept.items() for k, v in own.named(state, rank).items()}
 
     def lacking(self, index: Index) -> list[str]:
-        """What of that a checkpoint of as many workers does not have."""
-        if own.n_workers(index) != self._team.n:
-            return []
-        kept = self._team.kept(self._workers)
-        return [words for rank, state in kept.items() for words in own.missing(index, state, rank)]
+        """Where workers' states in a checkpoint are not of this algorithm; none at all may be."""
+        n, kept = own.n_workers(index), self._team.kept(self._workers)
+        if n == self._team.n:
+            return [
+                words for rank, state in kept.items() for words in own.unlike(index, state, rank)
+            ]
+        return list(own.unlike_any(index, next(iter(kept.values())))) if n else []
 
     def take(self, reader: Reader, index: Index) -> None:
         """Read it, once what all share is in the stage."""
         self._team.take(self._workers, reader, index)
+
+    def restored(self, progress: Progress) -> None:
+        """Go on from there, also with workers that begin at a checkpoint which had none."""
+        super().restored(progress)
+        states = self._workers.states()
+        self._workers.put_states({r: {**each, "step": progress.step} for r, each in states.items()})
 
 
 def _mean_buffer(buffers: Iterable[torch.Tensor]) -> torch.Tensor:
