@@ -173,8 +173,11 @@ def _taken(world, case, folder):
     return taken[0]
 
 
-def _one_by_one_and_together(world, case, poisoned: bool):
-    """Gradients, losses and buffers of three workers, computed alone and in one pass."""
+def _one_by_one_and_together(world, case, apart: float, poisoned: bool):
+    """Gradients, losses and buffers of three workers, computed alone and in one pass.
+
+    Their parameters are `apart`: equal ones enter the pass once.
+    """
     job = case.job()
     order = arrange(job.source, None, n_workers=3, global_batch=6, seed=0, tail="drop")
     applied = apply(job.graph, alone(job.plan), world)
@@ -197,18 +200,18 @@ def _one_by_one_and_together(world, case, poisoned: bool):
         gradients.maps = maps
         gradients.buffers = {rank: [each.clone() for each in begun] for rank in range(3)}
         start = gradients.start() if start is None else start
-        asked = [(rank, start + 0.01 * rank, 0) for rank in range(3)]
+        asked = [(rank, start + apart * rank, 0) for rank in range(3)]
         if poisoned:
             asked[1] = (1, start * torch.nan, 0)
         found.append((gradients.together(asked), gradients.buffers, set(gradients.bad)))
     return found
 
 
-@pytest.mark.parametrize("poisoned", [False, True])
-def test_workers_computed_in_one_pass_get_what_they_get_alone(pool, poisoned):
+@pytest.mark.parametrize(("apart", "poisoned"), [(0.01, False), (0.0, False), (0.01, True)])
+def test_workers_computed_in_one_pass_get_what_they_get_alone(pool, apart, poisoned):
     case = dataclasses.replace(job_of(PLAIN, 3), plan={"replica": 3, "precision": "fp64"})
     (alone_, buffers, bad), (mapped, others, bad_too) = pool(1).run(
-        _one_by_one_and_together, case, poisoned
+        _one_by_one_and_together, case, apart, poisoned
     )[0]
     assert bad == bad_too == ({1} if poisoned else set())
     for one, other in zip(alone_, mapped, strict=True):

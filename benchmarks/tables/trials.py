@@ -147,6 +147,7 @@ def _run(
     table: dict[str, Any] = {"kind": "arrays", "path": str(data.resolve()), "augment": augment}
     if trial.partition is not None:
         table["partition"] = dict(trial.partition)
+    steps = given.epochs * given.images // trial.batch
     parallel = dict(trial.data_parallel)
     parallel["rule"] = {**parallel["rule"], "lr": rate}
     spec = {
@@ -157,7 +158,7 @@ def _run(
             "global_batch": trial.batch,
             "seed": seed,
             "precision": "fp32",
-            "schedule": {"kind": "cosine", "warmup": 100},
+            "schedule": {"kind": "cosine", "warmup": min(100, steps // 10)},
             "log_every": 50,
         },
         "data_parallel": parallel,

@@ -33,7 +33,7 @@ class Batched:
         }
         buffers = {id(tensor): name for name, tensor in stage.named_buffers()}
         self._buffers = [buffers[id(slot.tensor)] for slot in applied.buffers]
-        self._mapped: Any = vmap(grad_and_value(self._loss, has_aux=True), randomness="different")
+        self._one: Any = grad_and_value(self._loss, has_aux=True)
 
     def __call__(
         self,
@@ -46,11 +46,12 @@ class Batched:
         names = microbatches[0].fields
         fields = {n: torch.stack([each.fields[n] for each in microbatches]) for n in names}
         labels = torch.stack([each.labels for each in microbatches])
-        gradients, (losses, weights) = self._mapped(
-            torch.stack(list(params)),
-            dict(zip(self._buffers, stacked, strict=True)),
-            fields,
-            labels,
+        at = torch.stack(list(params))
+        # Weights that all workers hold alike multiply all batches at once.
+        alike = bool((at == at[0]).all())
+        mapped = vmap(self._one, in_dims=(None if alike else 0, 0, 0, 0), randomness="different")
+        gradients, (losses, weights) = mapped(
+            at[0] if alike else at, dict(zip(self._buffers, stacked, strict=True)), fields, labels
         )
         after = [list(each) for each in zip(*stacked, strict=True)] if stacked else []
         return gradients, losses, weights, after or [[] for _ in params]
