@@ -10,6 +10,7 @@ import argparse
 import json
 import math
 import os
+import shutil
 import statistics
 import subprocess
 import sys
@@ -164,7 +165,8 @@ def _run(
         "data_parallel": parallel,
         "simulate": {"workers": trial.workers},
     }
-    path = folder.with_suffix(".toml")
+    shutil.rmtree(folder, ignore_errors=True)  # a run that was ended before its end begins anew
+    path = home / f"{folder.name}.toml"
     path.write_text(tomli_w.dumps(spec))
     command = [sys.executable, "-m", "polyreme", "simulate", str(path), "--out", str(folder)]
     done = subprocess.run(

@@ -9,7 +9,10 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+
+from .vector import all_finite
 
 if TYPE_CHECKING:
     import torch
@@ -32,19 +35,23 @@ class Compute:
 
 @dataclass(frozen=True, kw_only=True)
 class Computed:
-    """A mean gradient over `weight` labels of `n_samples` samples; `loss` is their mean loss."""
+    """A mean gradient over `weight` labels of `n_samples` samples; `loss` is their mean loss.
+
+    `known_finite` is what whoever computed it knows of loss and gradient, if that was looked at.
+    """
 
     gradient: torch.Tensor
     loss: float
     weight: float
     n_samples: int = 0
+    known_finite: bool | None = None
 
-    @property
+    @cached_property
     def is_finite(self) -> bool:
         """Whether loss and gradient are."""
-        import torch
-
-        return math.isfinite(self.loss) and bool(torch.isfinite(self.gradient).all())
+        if self.known_finite is not None:
+            return self.known_finite
+        return math.isfinite(self.loss) and all_finite(self.gradient)
 
     @property
     def numbers(self) -> Numbers:

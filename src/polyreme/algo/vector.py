@@ -11,6 +11,12 @@ if TYPE_CHECKING:
     import torch
 
 
+def all_finite(vector: torch.Tensor) -> bool:
+    """Whether no entry is NaN or infinite; one pass where their sum is finite, which says so."""
+    total = vector.sum()
+    return bool(total.isfinite()) or bool(vector.isfinite().all())
+
+
 def mean(vectors: Iterable[torch.Tensor]) -> torch.Tensor:
     """The mean in float64, summed in their order, in their own type."""
     n, total, dtype = 0, None, None

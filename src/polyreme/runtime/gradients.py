@@ -141,6 +141,7 @@ class Gradients:
                 loss=loss / weight if weight else 0.0,
                 weight=weight,
                 n_samples=each.microbatches[0].n_samples,
+                known_finite=bool(is_finite),
             )
         return found
 

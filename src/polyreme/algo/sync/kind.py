@@ -75,7 +75,7 @@ def gradient(
     found = own.gradient.add(params, alpha=decay) if decay else own.gradient
     if algorithm.local_clip_norm is not None:
         found = clipped(found, algorithm.local_clip_norm / math.sqrt(me.n))
-    return replace(own, gradient=found)
+    return own if found is own.gradient else replace(own, gradient=found, known_finite=None)
 
 
 def both(one: Computed, other: Computed) -> Computed:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from .. import exchange
 from ..effects import Numbers, Program, Seen, settled
+from ..vector import all_finite
 from .kind import State, gradient, mixed, moved
 
 if TYPE_CHECKING:
@@ -40,9 +41,7 @@ def stepped(
 
 def arrival(gone: torch.Tensor) -> Numbers:
     """What others must know of a way: whether it is finite."""
-    import torch
-
-    return Numbers(finite=float(torch.isfinite(gone).all()))
+    return Numbers(finite=float(all_finite(gone)))
 
 
 def marked(seen: Seen, arrived: Seen) -> Seen:
