@@ -197,6 +197,62 @@ def test_fewer_bytes_are_given(pool: Any) -> None:
     assert sparse == 2 * sum(packets)
 
 
+def _accumulated(world: Any, algorithm: DataParallel, steps: int) -> dict[str, Any]:
+    """Two microbatches a step, the first under no_sync."""
+    model = _model()
+    ddp = _ddp(model)
+    state, hook = pr.ddp_hook(algorithm, lr=LR)
+    calls: list[int] = []
+
+    def counted(
+        state: Any,
+        bucket: torch.distributed.GradBucket,
+    ) -> torch.futures.Future[torch.Tensor]:
+        calls.append(bucket.index())
+        return hook(state, bucket)
+
+    counted.__annotations__ = dict(hook.__annotations__)
+    ddp.register_comm_hook(state, counted)
+    optimizer = torch.optim.SGD(model.parameters(), lr=LR)
+    weights, firsts = [], []
+    for step in range(steps):
+        optimizer.zero_grad()
+        calls.clear()
+        with ddp.no_sync():
+            _backward(ddp, world.rank, 2 * step)
+        assert not calls
+        _backward(ddp, world.rank, 2 * step + 1)
+        for parameter in model.parameters():
+            parameter.grad /= 2
+        optimizer.step()
+        weights.append(_flat(model))
+        firsts.append(calls.count(0))
+    return {"weights": torch.stack(weights), "firsts": firsts, "step": state.step}
+
+
+@pytest.mark.parametrize("name", ["dense", "top-k"])
+def test_accumulated_gradients_are_exchanged_once_a_step(pool: Any, name: str) -> None:
+    """A hook that ran at the wrong microbatch left each worker with a gradient of its own."""
+    compress = {"dense": {}, "top-k": {"compress": TopK(ratio=0.2), "feedback": EF21()}}[name]
+    model = _model()
+
+    def gradient(rank: int, batch: int, params: torch.Tensor) -> torch.Tensor:
+        nn.utils.vector_to_parameters(params, model.parameters())
+        model.zero_grad()
+        _backward(model, rank, 2 * batch)
+        _backward(model, rank, 2 * batch + 1)
+        return torch.cat([p.grad.reshape(-1) for p in model.parameters()])
+
+    algorithm = DataParallel(**compress)
+    halved = msgspec.structs.replace(algorithm, rule=SGD(lr=LR / 2))
+    shapes = {name: tuple(p.shape) for name, p in model.named_parameters()}
+    played = play(halved, gradient, _flat(model), N, 4, lr=LR / 2, shapes=shapes)
+    first, second = pool(N).run(_accumulated, algorithm, 4)
+    assert torch.equal(first["weights"], second["weights"])
+    assert (first["firsts"], first["step"]) == ([1] * 4, 4)
+    torch.testing.assert_close(first["weights"], played.params[1:, 0], rtol=0, atol=1e-6)
+
+
 def _with_infinity(world: Any, algorithm: DataParallel) -> tuple[list[bool], bool]:
     model = _model()
     ddp = _ddp(model)

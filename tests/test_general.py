@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import threading
 
 import pytest
 import torch
@@ -54,6 +55,22 @@ def test_the_general_path_of_plain_training_is_the_native_one_within_rounding(po
         torch.testing.assert_close(general[key], tensor, rtol=1e-10, atol=1e-12)
 
 
+@pytest.mark.parametrize("name", ["sparse", "local"])
+def test_microbatches_of_a_worker_are_exchanged_once_a_step(pool, name):
+    """Each worker gives the mean of its microbatches, once."""
+    found = []
+    for n_microbatches in (1, 2):
+        case = job_of(ALGORITHMS[name], 2, global_batch=8)
+        plan = {"replica": 2, "precision": "fp64", "microbatches": n_microbatches}
+        model = dataclasses.replace(case.model, batch_norm=False)
+        case = dataclasses.replace(case, model=model, plan=plan)
+        found.append(pool(2).run(in_processes, case)[0])
+    (whole, _, sent), (halves, _, as_many) = found
+    assert sent == as_many
+    for key, tensor in whole.items():
+        torch.testing.assert_close(halves[key], tensor, rtol=1e-9, atol=1e-12)
+
+
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_resuming_an_algorithm_is_bitwise_the_unbroken_run(pool, tmp_path, name):
     case = job_of(ALGORITHMS[name], 2)
@@ -64,6 +81,16 @@ def test_resuming_an_algorithm_is_bitwise_the_unbroken_run(pool, tmp_path, name)
     resumed, _, _ = pool(2).run(in_processes, case, tmp_path / "b", 0, True)[0]
     for key, tensor in unbroken.items():
         assert torch.equal(resumed[key], tensor), key
+
+
+def _still_reading(world, case) -> list[str]:
+    on_the_clock(world, case, 1)
+    return [thread.name for thread in threading.enumerate() if "prefetch" in thread.name]
+
+
+def test_nothing_is_read_ahead_after_the_last_step(pool):
+    """A thread that reads on while the process ends can end it with an abort."""
+    assert pool(1).run(_still_reading, job_of(PLAIN, 1)) == [[]]
 
 
 def test_processes_go_on_with_a_simulation_as_if_they_had_begun_it(pool, tmp_path):

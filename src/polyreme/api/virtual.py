@@ -55,26 +55,32 @@ class Virtual:
     def steps(self, first: int, stop: int) -> Generator[list[Came], None, None]:
         """A round of every worker at a time."""
         assert self._done == first, "state and progress are of the same step"
-        while self._done < stop:
-            self._records.clear()
-            before, sent_bytes, now_s = self._spent(), self.sent_bytes, self.now_s
-            self.simulation.play(self._done + 1)
-            n = self._team.n * max(1, len(self._records))
-            compute_s, comm_s, wait_s = (
-                (after - held) / n for after, held in zip(self._spent(), before, strict=True)
-            )
-            yield self._team.came(
-                list(self._records),
-                StepTimes(
-                    step_s=(self.now_s - now_s) * self._team.n / n,
-                    compute_s=compute_s,
-                    comm_s=comm_s,
-                    wait_s=wait_s,
-                ),
-                (self._say(),),
-                self._world.accelerator.peak_bytes(),
-                self.sent_bytes - sent_bytes,
-            )
+        try:
+            while self._done < stop:
+                yield self._round()
+        finally:
+            self._team.gradients.close()
+
+    def _round(self) -> list[Came]:
+        self._records.clear()
+        before, sent_bytes, now_s = self._spent(), self.sent_bytes, self.now_s
+        self.simulation.play(self._done + 1)
+        n = self._team.n * max(1, len(self._records))
+        compute_s, comm_s, wait_s = (
+            (after - held) / n for after, held in zip(self._spent(), before, strict=True)
+        )
+        return self._team.came(
+            list(self._records),
+            StepTimes(
+                step_s=(self.now_s - now_s) * self._team.n / n,
+                compute_s=compute_s,
+                comm_s=comm_s,
+                wait_s=wait_s,
+            ),
+            (self._say(),),
+            self._world.accelerator.peak_bytes(),
+            self.sent_bytes - sent_bytes,
+        )
 
     def settle(self) -> None:
         """Bring the mean model into the stage."""
