@@ -1,7 +1,8 @@
 """Runs of many configurations, several at a time on one device: rates, seeds, and what they mean.
 
-Each configuration is tried at its rates on seed 0, then run on seeds 1 and 2 at the best. What is
-done is kept in ``results.jsonl``; a command that is started again goes on from there.
+Each configuration is tried at its rates on seed 0, at more where the best of them is the lowest or
+the highest, then run on seeds 1 and 2 at the best. What is done is kept in ``results.jsonl``; a
+command that is started again goes on from there.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from cifar10 import unpack
 from polyreme.cluster.accelerator import detect
 
 SEEDS = (0, 1, 2)
+MOST_RATES = 6
 BASELINE = 0.70  # below this accuracy of the dense runs nothing is decided
 
 
@@ -94,8 +96,9 @@ def run_all(table: str, trials: Sequence[Trial], given: argparse.Namespace) -> d
     data = unpack(given.data, given.out, given.images)
     end_s = time.monotonic() + given.seconds
     with ThreadPoolExecutor(given.jobs) as pool:
-        first = [(trial, rate, 0) for trial in trials for rate in trial.rates]
-        _do(pool, first, home, data, given, end_s)
+        while more := [(t, rate, 0) for t in trials for rate in untried(t, _kept(home))]:
+            if not _do(pool, more, home, data, given, end_s):
+                break
         done = _kept(home)
         best = {t.name: _best(t, done) for t in trials}
         rest = [(t, best[t.name], s) for t in trials for s in SEEDS[1:] if best[t.name] is not None]
@@ -116,7 +119,8 @@ def _do(
     data: Path,
     given: argparse.Namespace,
     end_s: float,
-) -> None:
+) -> bool:
+    """Run them; whether any ended."""
     done = _kept(home)
     left = [run for run in runs if (run[0].name, run[1], run[2]) not in done]
 
@@ -131,6 +135,7 @@ def _do(
         print(f"{trial.name}, rate {rate:g}, seed {seed}: {100 * accuracy:.2f} %", flush=True)
 
     list(pool.map(one, enumerate(left)))
+    return len(_kept(home)) > len(done)
 
 
 def _run(
@@ -200,12 +205,30 @@ def _rows(home: Path) -> Iterator[dict[str, Any]]:
         yield from (json.loads(line) for line in path.read_text().splitlines())
 
 
+def untried(trial: Trial, done: Mapping[tuple[str, float, int], float]) -> list[float]:
+    """Rates to try next on seed 0: its own, then one beyond an end where the best lies."""
+    if left := [rate for rate in trial.rates if (trial.name, rate, 0) not in done]:
+        return left
+    tried = _tried(trial, done)
+    rates, best = sorted(tried), max(tried, key=lambda rate: tried[rate])
+    if len(rates) >= MOST_RATES or best not in (rates[0], rates[-1]):
+        return []
+    beside = rates[1] if best == rates[0] else rates[-2]
+    return [float(f"{best * best / beside:.2g}")]
+
+
+def _tried(trial: Trial, done: Mapping[tuple[str, float, int], float]) -> dict[float, float]:
+    return {
+        rate: done[name, rate, seed] for name, rate, seed in done if (name, seed) == (trial.name, 0)
+    }
+
+
 def _best(trial: Trial, done: Mapping[tuple[str, float, int], float]) -> float | None:
-    """The rate with the best accuracy on seed 0, once all were tried."""
-    tried = {rate: done.get((trial.name, rate, 0)) for rate in trial.rates}
-    if None in tried.values():
+    """The rate with the best accuracy on seed 0, once there is none left to try."""
+    if untried(trial, done):
         return None
-    return max(tried, key=lambda rate: tried[rate] or 0.0)
+    tried = _tried(trial, done)
+    return max(tried, key=lambda rate: tried[rate])
 
 
 def show(
