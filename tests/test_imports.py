@@ -31,7 +31,8 @@ ROOMS["doctor"] = {"cluster", "runtime"}
 ROOMS["compress"] = ROOMS["aggregate"] = ROOMS["optim"] = {"algo"}
 ROOMS["ddp"] = {"algo", "spec"}
 ROOMS["api"] = set(ROOMS)
-ROOMS["cli"] = {"api", "spec"}
+ROOMS["ending"] = set()
+ROOMS["cli"] = {"api", "spec", "ending"}
 
 
 def _imports(path: Path) -> set[str]:

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 import refusals
-from polyreme import cli, runlog
+from polyreme import ending, runlog
 from polyreme.api import aftermath
 from polyreme.errors import RunError
 from polyreme.report import page
@@ -57,8 +57,8 @@ def test_an_error_is_said_unless_it_was(said: bool, capsys: Any) -> None:
     def fail() -> None:
         raise error
 
-    with pytest.raises(cli.typer.Exit):
-        cli._end(fail, False)
+    with pytest.raises(ending.typer.Exit):
+        ending.end(fail, False)
     assert capsys.readouterr().err == ("" if said else "polyreme: the card fell off\n")
 
 

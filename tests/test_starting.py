@@ -15,7 +15,7 @@ import pytest
 
 import polyreme as pr
 from devices import TWO
-from polyreme import cli, runlog
+from polyreme import ending, runlog
 from polyreme.api import aftermath, folders, starting, training
 from polyreme.errors import ConfigError, RunError
 from polyreme.runtime import checkpoint, checkpoints, driver, mesh
@@ -311,8 +311,8 @@ def test_a_run_folder_that_cannot_be_made_is_named_as_it_was_given(name: str) ->
 
 
 def test_a_process_without_a_result_prints_none(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(cli.typer.Exit):
-        cli._end(lambda: None, True)
+    with pytest.raises(ending.typer.Exit):
+        ending.end(lambda: None, True)
     assert capsys.readouterr().out == ""
 
 

@@ -4,17 +4,13 @@ from __future__ import annotations
 
 import signal
 import sys
-from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 import typer
 
-from .errors import ConfigError, PolyremeError, Violation
-
-if TYPE_CHECKING:
-    from rich.console import Console
+from .ending import console, end
 
 app = typer.Typer(
     name="polyreme",
@@ -70,10 +66,10 @@ def train(
             progress=not json,
         )
         if not json and summary is not None:
-            api.show_run(api.run_folder(spec, out), _console())
+            api.show_run(api.run_folder(spec, out), console())
         return summary
 
-    _end(command, json)
+    end(command, json)
 
 
 @app.command()
@@ -105,10 +101,10 @@ def simulate(
             progress=not json,
         )
         if not json:
-            api.show_run(api.run_folder(spec, out), _console())
+            api.show_run(api.run_folder(spec, out), console())
         return summary
 
-    _end(command, json)
+    end(command, json)
 
 
 @app.command()
@@ -135,11 +131,11 @@ def profile(
             devices=devices,
         )
         if not json:
-            api.show_profile(result, _console())
-            _console().print(f"wrote {out}")
+            api.show_profile(result, console())
+            console().print(f"wrote {out}")
         return result
 
-    _end(command, json)
+    end(command, json)
 
 
 @app.command()
@@ -179,12 +175,12 @@ def plan(
             out=out,
         )
         if not json:
-            api.show_plans(plans, _console())
+            api.show_plans(plans, console())
             if out is not None:
-                _console().print(f"wrote {out}")
+                console().print(f"wrote {out}")
         return api.plan_json(plans)
 
-    _end(command, json)
+    end(command, json)
 
 
 @app.command()
@@ -205,10 +201,10 @@ def check(
 
         api.check(spec, overrides=overrides or (), plan=plan, devices=devices, workers=workers)
         if not json:
-            _console().print("nothing is wrong")
+            console().print("nothing is wrong")
         return {"errors": []}
 
-    _end(command, json)
+    end(command, json)
 
 
 @app.command()
@@ -224,10 +220,8 @@ def verify(
     json: Json = False,
 ) -> None:
     """Hold a plan to a plain loop in one process: losses, gradients, parameters."""
-    passed = True
 
     def command() -> Any:
-        nonlocal passed
         from . import api
 
         found = api.verify(
@@ -241,17 +235,13 @@ def verify(
         )
         if found is None:
             return None
-        passed = found.passed
         if not json:
-            api.show_verification(found, _console())
-        if not passed:
+            api.show_verification(found, console())
+        if not found.passed:
             typer.echo(f"polyreme: verification failed: {found.difference}", err=True)
         return found
 
-    try:
-        _end(command, json)
-    except typer.Exit as ended:
-        raise typer.Exit(ended.exit_code or int(not passed)) from None
+    end(command, json, code=lambda found: int(found is not None and not found.passed))
 
 
 @app.command()
@@ -275,31 +265,25 @@ def report(
 
         page = api.report(runs, out=out, reference=reference, target=target)
         if not json:
-            _console().print(f"wrote {page}")
+            console().print(f"wrote {page}")
         return {"report": str(page), "runs": [api.run_json(run) for run in runs]}
 
-    _end(command, json)
+    end(command, json)
 
 
 @app.command()
 def doctor(json: Json = False) -> None:
     """What this machine offers, what is missing and how to get it."""
-    broken = False
 
     def command() -> Any:
-        nonlocal broken
         from . import api
 
         rows = api.doctor()
-        broken = api.is_broken(rows)
         if not json:
-            api.show_doctor(rows, _console())
-        return {"rows": rows, "broken": broken}
+            api.show_doctor(rows, console())
+        return {"rows": rows, "broken": api.is_broken(rows)}
 
-    try:
-        _end(command, json)
-    except typer.Exit as ended:
-        raise typer.Exit(ended.exit_code or int(broken)) from None
+    end(command, json, code=lambda result: int(result["broken"]))
 
 
 @app.command()
@@ -326,12 +310,12 @@ def weights(
             direction, spec, source=source, to=to, dtype=dtype, overrides=overrides or ()
         )
         if not json:
-            _console().print(
+            console().print(
                 f"wrote {moved.tensors:,} tensors, {moved.n_bytes:,} bytes, to {moved.path}"
             )
         return moved
 
-    _end(command, json)
+    end(command, json)
 
 
 @app.command(name="list")
@@ -349,10 +333,10 @@ def list_(
 
         rows = api.listing(what)
         if not json:
-            api.show_listing(rows, _console())
+            api.show_listing(rows, console())
         return {what: rows}
 
-    _end(command, json)
+    end(command, json)
 
 
 @app.callback(invoke_without_command=True)
@@ -364,48 +348,6 @@ def _version(
 
         typer.echo(__version__)
         raise typer.Exit
-
-
-def _console() -> Console:
-    """Where results are printed for people."""
-    from rich.console import Console
-
-    return Console(highlight=False, markup=False)
-
-
-def _end(command: Callable[[], Any], json: bool) -> None:
-    """Run a command; print its result as JSON if asked, its errors in words always."""
-    try:
-        result = _readable(command)
-    except PolyremeError as error:
-        if not error.said:
-            typer.echo(f"polyreme: {error}", err=True)
-        if json:
-            typer.echo(msgspec.json.encode(error.as_json()).decode())
-        raise typer.Exit(error.exit_code) from None
-    except KeyboardInterrupt:
-        typer.echo("polyreme: interrupted", err=True)
-        raise typer.Exit(130) from None
-    if json and result is not None:  # one process of a launcher's prints for all
-        typer.echo(msgspec.json.encode(result).decode())
-    raise typer.Exit(130 if getattr(result, "status", "done") == "interrupted" else 0)
-
-
-def _readable(command: Callable[[], Any]) -> Any:
-    """What the command gives; a file that the system refuses is the user's to know, not a bug."""
-    try:
-        return command()
-    except OSError as error:
-        if error.filename is None:
-            raise
-        reason = error.strerror or str(error)
-        violation = Violation(
-            path="file",
-            value=str(error.filename),
-            rule=f"cannot be read or written ({reason})",
-            legal="a path that is there and may be used",
-        )
-        raise ConfigError([violation]) from error
 
 
 def main() -> None:
