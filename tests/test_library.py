@@ -164,6 +164,7 @@ def test_a_compressor_of_the_user_s_own_makes_packets() -> None:
 
 def test_the_mean_is_the_mean() -> None:
     rows = _x((5, 7), torch.float64)
+    assert torch.equal(pr.aggregate.majority_vote(rows), rows.sign().sum(0).sign())
     torch.testing.assert_close(pr.aggregate.mean(rows), rows.mean(0), rtol=0, atol=1e-15)
 
 

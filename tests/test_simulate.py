@@ -64,6 +64,9 @@ def test_simulated_seconds_and_utilisation_are_those_of_the_virtual_clock(tmp_pa
     assert found.basis["utilisation"] == "simulated"
     assert found.utilisation == pytest.approx(0.5, rel=1e-6)
     assert found.workers == 3
+    page = (tmp_path / "run" / "report.html").read_text()
+    assert "Where virtual time went" in page
+    assert "wall time" not in page
 
 
 def test_a_simulation_that_was_asked_to_end_goes_on_where_it_was(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from .algo.aggregate.majority import MajorityVote
 from .algo.aggregate.mean import Mean
 from .algo.legal import checked
 from .errors import ConfigError, Violation
@@ -25,6 +26,16 @@ def mean(rows: torch.Tensor) -> torch.Tensor:
     [2.0, 4.0]
     """
     return combined(Mean(), rows)
+
+
+def majority_vote(rows: torch.Tensor) -> torch.Tensor:
+    """The sign that most rows have, entry by entry; 0 where as many are for plus as for minus.
+
+    >>> import torch
+    >>> majority_vote(torch.tensor([[1.0, 2.0], [3.0, -6.0], [0.5, 0.0]])).tolist()
+    [1.0, 0.0]
+    """
+    return combined(MajorityVote(), rows)
 
 
 def combined(aggregator: AggregatorKind, rows: torch.Tensor) -> torch.Tensor:
