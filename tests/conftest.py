@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import nullcontext
 
@@ -10,6 +12,20 @@ import pytest
 from polyreme.api import training, verifying
 from polyreme.runtime.launch import PRELOAD, Launcher
 from pool import Pool
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Of a test marked `slice(n)` only n rows, the same ones always, are not `long`."""
+    rows: dict[tuple[str, str], list[pytest.Item]] = defaultdict(list)
+    for item in items:
+        if item.get_closest_marker("slice"):
+            rows[str(item.path), item.nodeid.partition("[")[0]].append(item)
+    for (_, name), each in rows.items():
+        (n,) = each[0].get_closest_marker("slice").args
+        kept = random.Random(name).sample(range(len(each)), min(n, len(each)))
+        for number in set(range(len(each))) - set(kept):
+            each[number].add_marker(pytest.mark.long)
 
 
 @pytest.fixture(scope="session")

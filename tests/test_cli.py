@@ -354,4 +354,4 @@ def test_a_list_that_goes_into_a_pipe_is_a_line_each() -> None:
     said = refusals.command(("list", "algorithms"))
     assert said.code == 0
     (line,) = [line for line in said.out.splitlines() if line.startswith("compress: TopK\t")]
-    assert line.endswith("Stich, Cordonnier and Jaggi 2018, definition 2.1")
+    assert line.endswith("Stich, Cordonnier and Jaggi 2018, section 2")
