@@ -55,6 +55,14 @@ def test_every_rule_is_there() -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
+def test_a_rate_may_be_given_by_its_place(name: str) -> None:
+    """As torch's own optimizers take it."""
+    optimizer = getattr(pr.optim, name)(_parameters(), 0.25)
+    assert optimizer.param_groups[0]["lr"] == 0.25
+    assert optimizer.param_groups[0].keys() == optimizer.defaults.keys() | {"params"}
+
+
+@pytest.mark.parametrize("name", NAMES)
 def test_it_is_the_rule_on_one_vector_of_all_parameters(name: str) -> None:
     """A norm over one tensor, where it is over all, is seen here."""
     parameters = _parameters()

@@ -35,8 +35,13 @@ class OwnOptimizer(RuleOptimizer):
     kind: ClassVar[type[RuleKind]]
 
     def __init__(
-        self, params: Iterable[torch.Tensor] | Iterable[dict[str, Any]], **options: Any
+        self,
+        params: Iterable[torch.Tensor] | Iterable[dict[str, Any]],
+        lr: float | None = None,
+        **options: Any,
     ) -> None:
+        if lr is not None:
+            options["lr"] = lr
         rule = made(self.kind, options, type(self).__name__)
         self._options = msgspec.structs.asdict(rule)
         super().__init__(params, rule)
