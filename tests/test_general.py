@@ -34,10 +34,14 @@ GOSSIP = DataParallel(rule=rule.SGD(lr=0.1, momentum=0.5), topology=topology.Gos
 ALGORITHMS = {"plain": PLAIN, "sparse": SPARSE, "local": LOCAL, "gossip": GOSSIP}
 
 
+@pytest.mark.parametrize("precision", ["fp32", "fp64"])
 @pytest.mark.parametrize("name", ALGORITHMS)
-def test_processes_and_the_virtual_clock_end_with_the_same_bits_and_bytes(pool, name):
+def test_processes_and_the_virtual_clock_end_with_the_same_bits_and_bytes(pool, name, precision):
+    """Evaluations between steps leave workers as they are."""
     n = 3
     case = job_of(ALGORITHMS[name], n)
+    settings = {"eval_every": 2}
+    case = dataclasses.replace(case, plan={**case.plan, "precision": precision}, settings=settings)
     virtual, sent = pool(1).run(on_the_clock, case, n)[0]
     real = pool(n).run(in_processes, case)
     weights = real[0][0]

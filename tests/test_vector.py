@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from polyreme.algo.effects import Computed
-from polyreme.algo.vector import all_finite
+from polyreme.algo.vector import all_finite, mean
 
 LARGE = torch.finfo(torch.bfloat16).max  # a float32 near its largest too
 
@@ -36,3 +36,10 @@ def test_a_gradient_is_looked_at_unless_it_is_known_to_be_finite():
     assert not Computed(gradient=torch.ones(1), loss=math.inf, weight=1.0).is_finite
     assert not Computed(gradient=bad, loss=1.0, weight=1.0, known_finite=False).is_finite
     assert Computed(gradient=torch.ones(1), loss=1.0, weight=1.0).numbers.finite == 1.0
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+def test_a_mean_leaves_what_it_is_of(dtype):
+    vectors = [torch.full((3,), float(i), dtype=dtype) for i in range(3)]
+    assert mean(iter(vectors)).tolist() == [1.0] * 3
+    assert [each[0].item() for each in vectors] == [0.0, 1.0, 2.0]

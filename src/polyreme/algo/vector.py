@@ -23,7 +23,7 @@ def mean(vectors: Iterable[torch.Tensor]) -> torch.Tensor:
     for vector in vectors:
         n += 1
         wide = vector.double()
-        total, dtype = (wide if total is None else total.add_(wide)), vector.dtype
+        total, dtype = (wide if total is None else total + wide), vector.dtype
     assert total is not None, "the mean of something"
     return (total / n).to(dtype)
 
