@@ -117,6 +117,10 @@ def test_a_partition_that_leaves_workers_without_samples_is_found() -> None:
     partition = "data.partition={kind='dirichlet', alpha=1e-4}"
     assert _paths(DIGITS, sync, partition, workers=16) == {"data.partition"}
     assert _paths(DIGITS, sync, partition, workers=1) == set()
+    many = ["data.partition='iid'", "train.global_batch=2000"]
+    (found,) = _violations(DIGITS, *many, workers=2000)  # plain training is simulated too
+    assert found.path == "data.partition"
+    assert found.rule.endswith("more of 2000 without samples")
 
 
 def test_a_split_that_a_simulation_would_leave_aside_is_refused() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import math
 from typing import Any
 
 import msgspec
@@ -309,6 +310,34 @@ def test_a_state_that_is_none_is_refused() -> None:
     state, _ = pr.ddp_hook(DataParallel())
     with pytest.raises(ConfigError, match="lacks buckets, lr, parameters, step"):
         state.load_state_dict({})
+
+
+@pytest.mark.parametrize("lr", ["a", math.nan, math.inf, -1.0, None, [0.1]])
+def test_what_is_no_learning_rate_is_refused_when_it_is_set(lr: Any) -> None:
+    """It made parameters NaN steps later."""
+    state, _ = pr.ddp_hook(DataParallel())
+    with pytest.raises(ConfigError, match="is no learning rate"):
+        state.lr = lr
+    state.lr = torch.tensor(0.5)
+    assert state.lr == 0.5
+
+
+def _of_another_feedback(world: Any) -> str:
+    ddp = _ddp(_model())
+    state, hook = pr.ddp_hook(ALGORITHMS["top-k"])
+    ddp.register_comm_hook(state, hook)
+    _backward(ddp, world.rank, 0)
+    other, _ = pr.ddp_hook(ALGORITHMS["sizes that vary"])
+    try:
+        other.load_state_dict(state.state_dict())
+    except ConfigError as error:
+        return str(error)
+    return ""
+
+
+def test_a_state_of_another_feedback_is_refused(pool: Any) -> None:
+    for said in pool(N).run(_of_another_feedback):
+        assert "holds error of another feedback" in said
 
 
 def _channels_last(world: Any) -> torch.Tensor:

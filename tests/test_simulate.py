@@ -67,6 +67,15 @@ def test_simulated_seconds_and_utilisation_are_those_of_the_virtual_clock(tmp_pa
     page = (tmp_path / "run" / "report.html").read_text()
     assert "Where virtual time went" in page
     assert "wall time" not in page
+    named = "SNGM, LocalSteps (every 2), TopK (ratio 0.1), ErrorFeedback"
+    assert page.count(named) == 2  # in the heading, and instead of buckets beside the plan
+    assert "gradients in buckets" not in page
+    plain = {"rule": SPEC["data_parallel"]["rule"]}
+    pr.simulate(spec | {"data_parallel": plain}, out=tmp_path / "plain")
+    api.report([tmp_path / "run", tmp_path / "plain"], out=tmp_path / "both.html")
+    both = (tmp_path / "both.html").read_text()
+    assert named in both
+    assert "<th>algorithm</th>" in both.replace(' scope="col"', "")
 
 
 def test_a_simulation_that_was_asked_to_end_goes_on_where_it_was(tmp_path: Path) -> None:

@@ -100,6 +100,21 @@ def test_a_step_that_is_not_finite_is_skipped_by_its_worker_alone(topology) -> N
     assert torch.equal(ours.params, play(algorithm, zero, _start(), N, 2).params)
     steps = {record.step: record.seen.bad for record in ours.records}
     assert steps == {1: (), 2: (), 3: (1,), 4: (), 5: (), 6: ()}
+    assert all(record.seen.loss is not None for record in ours.records)  # the others took it
+
+
+@pytest.mark.parametrize(("sync", "skipped"), [(LocalSteps(every=2), {1}), (FedAvg(batches=2), ())])
+def test_a_step_is_skipped_only_where_nobody_took_one(sync, skipped) -> None:
+    """A run with a bad sample among its clients' ended as if it had learnt nothing."""
+
+    def bad(rank: int, batch: int, w: torch.Tensor) -> torch.Tensor:
+        g = _gradient(rank, batch, w)
+        return g * math.nan if batch == 0 else g  # on every worker
+
+    played = play(_of(sync), bad, _start(), N, 2)
+    assert {r.step for r in played.records if r.seen.skipped} == set(skipped)
+    assert played.records[0].seen.bad == tuple(range(N))
+    assert not torch.equal(played.params[1], played.params[0])
 
 
 @pytest.mark.parametrize(
@@ -120,6 +135,7 @@ def test_a_way_that_overflows_has_all_throw_the_round_away(sync, topology) -> No
     assert not torch.equal(played.params[2], played.params[3])
     skipped = {record.step for record in played.records if record.seen.bad == (1,)}
     assert skipped == ({2} if isinstance(sync, FedAvg) else {3, 4})
+    assert skipped == {record.step for record in played.records if record.seen.skipped}
 
 
 def _same(one, other) -> bool:

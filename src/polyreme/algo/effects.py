@@ -81,9 +81,13 @@ class Agree:
 
 @dataclass(frozen=True, kw_only=True)
 class Seen:
-    """What all workers told of one batch each, in order of workers."""
+    """What all workers told of one batch each, in order of workers.
+
+    `apart` says that each steps on its own: then one whose batch is not finite has a weight of 0.
+    """
 
     rows: tuple[Numbers, ...]
+    apart: bool = False
 
     @staticmethod
     def of(told: Sequence[Sequence[Numbers]]) -> tuple[Seen, ...]:
@@ -107,8 +111,8 @@ class Seen:
 
     @property
     def skipped(self) -> bool:
-        """Whether nobody may use these gradients."""
-        return bool(self.bad) or not self.weight
+        """Whether nobody may use these gradients, or nobody used one."""
+        return not self.weight or (bool(self.bad) and not self.apart)
 
     @property
     def loss(self) -> float | None:

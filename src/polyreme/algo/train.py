@@ -36,7 +36,8 @@ class Train(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
             filled up from the next epoch.
         compile: Whether layers are compiled by torch.
         log_every: Steps between step events in the log.
-        log_samples: Whether step events list the samples they trained on.
+        log_samples: Whether step events list the samples they trained on; not under FedAvg and
+            GrowingBatch, whose workers take batches at a pace of their own.
         max_skipped: Steps in a row that may be skipped as not finite before the run fails.
         timeout_s: Seconds that processes wait for one that does not come before it is named and
             all are ended; every other time limit of a run follows from it.

@@ -75,7 +75,9 @@ def violations(
         problem = found.of(lambda: _problem(spec, machines, found.violations))
     if problem is not None:
         assert spec is not None
-        found.of(lambda: _ordered(problem, given, found.of(lambda: _n_workers(spec, cluster))))
+        found.of(
+            lambda: _ordered(problem, given, workers or found.of(lambda: _n_workers(spec, cluster)))
+        )
     if given is not None:
         found.add(_of_plan(given, problem, cluster))
     return tuple(found.violations)

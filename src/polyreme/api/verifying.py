@@ -148,6 +148,9 @@ def beside_reference(problem: Problem, plan: Plan, world: World, trial: Trial) -
         if trial.progress and world.is_first:
             sys.stderr.write(f"polyreme: {what}\n")
 
+    if not trial.spec.data_parallel.is_plain:
+        say("the split of a replica is verified; its algorithm ([data_parallel]) is left out")
+
     dtype, n_steps = trial.dtype, trial.n_steps
     say(f"verifying {describe(plan)} in {dtype}: making the reference")
     job = _job(problem, plan, dtype)

@@ -36,12 +36,17 @@ def deal(partition: Partition, source: Source, n_workers: int, seed: int) -> tup
                 Violation(
                     path="data.partition",
                     value=partition if isinstance(partition, str) else repr(partition),
-                    rule=f"leaves worker {', '.join(empty)} of {n_workers} without samples",
+                    rule=f"leaves worker {_some(empty)} of {n_workers} without samples",
                     legal="fewer workers, a more even partition, or another train.seed",
                 )
             ]
         )
     return tuple(np.sort(part) for part in parts)
+
+
+def _some(names: list[str], most: int = 8) -> str:
+    listed = ", ".join(names[:most])
+    return f"{listed} and {len(names) - most} more" if len(names) > most else listed
 
 
 def iid(n_samples: int, n_workers: int, seed: int) -> list[np.ndarray]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -88,6 +89,19 @@ class HookState:
         )
 
     @property
+    def lr(self) -> float:
+        """The learning rate that the next step has."""
+        return self._lr
+
+    @lr.setter
+    def lr(self, value: float) -> None:
+        rate = value.item() if isinstance(value, torch.Tensor) and value.numel() == 1 else value
+        if not isinstance(rate, int | float) or not 0 <= rate < math.inf:
+            rule, legal = "is no learning rate", "a number of at least 0"
+            raise ConfigError([Violation(path="lr", value=value, rule=rule, legal=legal)])
+        self._lr = float(rate)
+
+    @property
     def nbytes(self) -> int:
         """Bytes of gradients that this worker gave so far, however the backend passes them on."""
         return self._carrier.nbytes
@@ -96,7 +110,7 @@ class HookState:
         """The aggregate over all workers of what each has in a bucket."""
         parameters = bucket.parameters()
         numbers = tuple(self._numbers.setdefault(p, len(self._numbers)) for p in parameters)
-        turn = Turn(step=self.step, lr=float(self.lr))
+        turn = Turn(step=self.step, lr=self.lr)
         if bucket.index() == 0:
             self._before, self._spoilt = {}, False
         self.step += bucket.is_last()
@@ -171,12 +185,17 @@ class HookState:
         taken up that DDP makes again; the others start anew, as they do when DDP makes others.
 
         Raises:
-            ConfigError: It is no such state.
+            ConfigError: It is no such state, or that of a hook with another feedback.
         """
         given = copy.deepcopy(dict(state))
         if missing := {"step", "lr", "parameters", "buckets"} - set(given):
             rule, legal = f"lacks {', '.join(sorted(missing))}", "what state_dict() gave"
             raise ConfigError([Violation(path="state", value=None, rule=rule, legal=legal)])
+        names = set(self.algorithm.feedback.init(torch.zeros(1)))
+        for number, piece in given["parameters"].items():
+            if set(piece["feedback"]) != names:
+                held = ", ".join(sorted(piece["feedback"])) or "nothing"
+                raise _unlike(number, f"holds {held} of another feedback", "the same feedback")
         self.step, self.lr = given["step"], given["lr"]
         self._loose = {int(number): each for number, each in given["parameters"].items()}
         self._loaded = {tuple(each["numbers"]): each["state"] for each in given["buckets"]}
@@ -239,6 +258,11 @@ def _moved(state: Any, device: torch.device) -> Any:
 
 def _fits(number: int, held: int, wanted: int) -> None:
     if held != wanted:
-        rule = f"holds {held} entries of a parameter that has {wanted}"
-        path, legal = f"state.parameters[{number}]", "the state of a hook of the same model"
-        raise ConfigError([Violation(path=path, value=None, rule=rule, legal=legal)])
+        raise _unlike(
+            number, f"holds {held} entries of a parameter that has {wanted}", "the same model"
+        )
+
+
+def _unlike(number: int, rule: str, same: str) -> ConfigError:
+    path, legal = f"state.parameters[{number}]", f"the state of a hook of {same}"
+    return ConfigError([Violation(path=path, value=None, rule=rule, legal=legal)])

@@ -324,6 +324,23 @@ def _named(table: object) -> str:
     return ", ".join(dict.fromkeys(names))
 
 
+_PLAIN = {"EveryStep", "AllReduce", "Dense", "None", "Mean"}
+_FIGURES = ("every", "ratio", "levels", "rank")
+
+
+def algorithm(run: Run) -> str:
+    """How replicas exchange, such as "SGD, TopK (ratio 0.01)"; empty where they sum gradients."""
+    tables = run.spec.get("data_parallel")
+    parts = tables.values() if isinstance(tables, Mapping) else ()
+    names = []
+    for part in parts:
+        if isinstance(part, Mapping) and part.get("kind", "None") not in _PLAIN:
+            held = {key: part.get(key) for key in _FIGURES}
+            figures = [f"{k} {v:g}" for k, v in held.items() if isinstance(v, int | float)]
+            names.append(str(part["kind"]) + (f" ({', '.join(figures)})" if figures else ""))
+    return ", ".join(names) if len(names) > 1 else ""
+
+
 def headline(run: Run) -> str:
     """Steps, devices and time in one line."""
     total = totals(run)

@@ -11,6 +11,7 @@ from .against import Against, w_of
 from .attempts import again_s, kept_skipped, restarts
 from .facts import (
     Prediction,
+    algorithm,
     beside_baseline,
     capacity_bytes,
     factors,
@@ -105,6 +106,7 @@ def summary_json(run: Run) -> dict[str, Any]:
         "run": str(run.folder),
         "status": run.status,
         "trained": what(run),
+        "algorithm": algorithm(run),
         **msgspec.to_builtins(total),
         "w": product(parts),
         "factors": {part.name: {"value": part.value, "basis": part.basis} for part in parts},
@@ -136,8 +138,11 @@ def comparison(runs: Sequence[Run], found: Sequence[Against | None] = ()) -> Tab
     """One row a run: outcome, speed, W with its factors; an asterisk marks what was assumed."""
     names = list(dict.fromkeys(name for run in runs for name in totals(run).metrics))
     names = [name for name in names if name not in BASELINES]
+    algorithms = [algorithm(run) for run in runs]
+    has_algorithms = any(algorithms)
     heads = (
         "run",
+        *(("algorithm",) if has_algorithms else ()),
         "status",
         "final loss",
         *(name.replace("_", " ") for name in names),
@@ -160,6 +165,7 @@ def comparison(runs: Sequence[Run], found: Sequence[Against | None] = ()) -> Tab
         rows.append(
             (
                 run.name,
+                *((algorithms[index] or "plain",) if has_algorithms else ()),
                 run.status,
                 number(total.final_loss, 4),
                 *(number(total.metrics.get(name), 4) for name in names),
@@ -173,7 +179,8 @@ def comparison(runs: Sequence[Run], found: Sequence[Against | None] = ()) -> Tab
                 UNKNOWN if total.devices is None else f"{total.devices:,}",
             )
         )
-    return Table(heads=heads, rows=tuple(rows), numeric=tuple(range(2, len(heads))))
+    first = heads.index("final loss")
+    return Table(heads=heads, rows=tuple(rows), numeric=tuple(range(first, len(heads))))
 
 
 def decomposition(found: Sequence[Against]) -> Table:

@@ -15,6 +15,7 @@ from .attempts import attempts
 from .drawing import devices_svg, order_svg, segments
 from .facts import (
     Share,
+    algorithm,
     capacity_bytes,
     factors,
     headline,
@@ -53,7 +54,7 @@ def run_view(run: Run, effectiveness: float | None = None) -> dict[str, Any]:
     spiked = trouble.run_spikes(run)
     return {
         "run": run,
-        "what": what(run),
+        "what": " by ".join(filter(None, (what(run), algorithm(run)))),
         "headline": headline(run),
         "hardware": run.summary.hardware if run.summary else run.profile.get("hardware", ""),
         "written": run.written.strftime("%Y-%m-%d %H:%M") if run.written else "",
@@ -144,8 +145,7 @@ def _plan_view(run: Run, plan: Plan) -> dict[str, Any]:
             f"Global batch {plan.global_batch:,}"
             + (f", {plan.seq_len:,} tokens a sample" if plan.seq_len > 1 else "")
             + f", {count(plan.microbatches, 'microbatch', 'microbatches')} a data rank, "
-            f"{plan.precision}; gradients in buckets of {size(plan.bucket_bytes)}, "
-            + ("reduced during the backward pass." if plan.overlap else "reduced after it.")
+            f"{plan.precision}; {_exchange(run, plan)}"
         ),
         "wide": Markup(devices_svg(plan, WIDE, capacity)),
         "narrow": Markup(devices_svg(plan, NARROW, capacity)),
@@ -169,6 +169,13 @@ def _plan_view(run: Run, plan: Plan) -> dict[str, Any]:
         "rejected_title": f"{count(len(rejected), 'rejected plan')} and why",
         "rejected": [(each.plan, each.reason) for each in rejected[:MAX_ROWS]],
     }
+
+
+def _exchange(run: Run, plan: Plan) -> str:
+    if named := algorithm(run):
+        return f"replicas exchange by {named}."
+    when = "reduced during the backward pass." if plan.overlap else "reduced after it."
+    return f"gradients in buckets of {size(plan.bucket_bytes)}, {when}"
 
 
 def _search_text(plan: Plan) -> str:

@@ -166,6 +166,7 @@ class _Run:
         self.step_s: list[float] = []
         self.compute_s: list[float] = []
         self.n_skipped = 0
+        self._left_out: tuple[int, ...] = ()  # those that step on their own and last could not
         self.peak_bytes = 0
 
     def _feed(self, worker: int, n_workers: int, part: int = 0, n_parts: int = 1) -> Feed:
@@ -314,6 +315,11 @@ class _Run:
         if result.reason is not None and now.skipped_in_row == 1 and self.world.is_first:
             why = cause(result.reason, result.bad_ranks)
             sys.stderr.write(f"polyreme: step {now.step} is skipped: {why}\n")
+        elif result.reason is None and result.bad_ranks and self.world.is_first:
+            if result.bad_ranks != self._left_out:
+                why = cause("what is not finite", result.bad_ranks)
+                sys.stderr.write(f"polyreme: step {now.step} goes on without {why}\n")
+            self._left_out = result.bad_ranks
         settings = self.job.train
         due = now.step % settings.log_every == 0 or now.step == self.n_steps
         listed = settings.log_samples or result.skipped

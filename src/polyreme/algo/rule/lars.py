@@ -15,9 +15,13 @@ if TYPE_CHECKING:
 
 
 class LARS(RuleKind, frozen=True, kw_only=True, tag="LARS", tag_field="kind"):
-    """Momentum SGD with a rate of its own for every tensor. Source: You et al. 2017, algorithm 1.
+    """Momentum SGD with a rate of its own for every tensor.
 
     Weight decay is coupled. Where weights or gradient of a tensor are zero its ratio is 1.
+
+    Source: You et al. 2017, algorithm 1.
+    Differs: the ratio is over the length of gradient and decay together, as in optax, not over the
+    sum of their lengths.
 
     Attributes:
         lr: Learning rate, before the schedule.

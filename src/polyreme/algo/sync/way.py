@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from .. import exchange
@@ -30,11 +31,13 @@ def stepped(
 ) -> Program[tuple[torch.Tensor, State, Numbers]]:
     """Parameters and the rule's state after a step of one's own, and what others must know of it.
 
-    There is none where the gradient is not finite or has no labels.
+    There is none where the gradient is not finite, whose labels do not count, or has no labels.
     """
     at = algorithm.feedback.at(params, exchanged["feedback"])
     own = yield from gradient(algorithm, at, (batch,), me)
-    if own.is_finite and own.weight:
+    if not own.is_finite:
+        return params, rule, own.numbers._replace(weight=0.0)
+    if own.weight:
         params, rule, _ = yield from moved(algorithm, params, own.gradient, rule, lr, me)
     return params, rule, own.numbers
 
@@ -45,10 +48,10 @@ def arrival(gone: torch.Tensor) -> Numbers:
 
 
 def marked(seen: Seen, arrived: Seen) -> Seen:
-    """A step as the log has it: skipped, if the round was thrown away for a worker's way."""
+    """A step as the log has it: skipped, if the round was thrown away or nobody took it."""
     bad = arrived.bad
     if not bad:
-        return seen
+        return replace(seen, apart=True)
     rows = enumerate(seen.rows)
     return Seen(rows=tuple(row._replace(finite=0.0) if rank in bad else row for rank, row in rows))
 
