@@ -54,9 +54,11 @@ def test_a_rank_that_does_not_come_is_named_with_its_stack(
     assert "[6] float32" in verdict.what  # what the others wait in
     assert "rank 0, 2 waited" in verdict.what
     assert verdict.stack is not None
-    top = verdict.stack.splitlines()[0]  # a stopped process goes on for a moment to tell it
-    assert re.search(r" in _misbehave$| in misbehaves$", top), top
-    assert "in _misbehave\n" in str(error)
+    top = verdict.stack.splitlines()[0]
+    # A stopped process goes on for a moment to tell its stack, and may have returned by then.
+    where = r" in _misbehave$| in misbehaves$" if how == "SIGSTOP" else r" in _misbehave$"
+    assert re.search(where, top), top
+    assert verdict.stack in str(error)
 
 
 @pytest.mark.parametrize("n", [2, 3])
