@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import math
 from typing import Any
 
 import msgspec
@@ -25,11 +24,10 @@ from polyreme.algo.compress import (
     TopK,
 )
 from polyreme.algo.compress.kind import CompressorKind
-from polyreme.algo.feedback import DEF, DGC, EF21, ErrorFeedback, WorkerMomentum
+from polyreme.algo.feedback import DGC, EF21, ErrorFeedback, WorkerMomentum
 from polyreme.algo.packet import Buffer, Like
 from polyreme.algo.rule import SGD
-from polyreme.algo.sync import LocalSteps
-from polyreme.algo.topology import Gossip, ParameterServer, Ring
+from polyreme.algo.topology import ParameterServer, Ring
 from polyreme.errors import ConfigError
 from workers import play
 
@@ -306,22 +304,6 @@ def test_a_state_of_another_model_is_refused(pool: Any) -> None:
         assert "state.parameters[" in said
 
 
-def test_a_state_that_is_none_is_refused() -> None:
-    state, _ = pr.ddp_hook(DataParallel())
-    with pytest.raises(ConfigError, match="lacks buckets, lr, parameters, step"):
-        state.load_state_dict({})
-
-
-@pytest.mark.parametrize("lr", ["a", math.nan, math.inf, -1.0, None, [0.1]])
-def test_what_is_no_learning_rate_is_refused_when_it_is_set(lr: Any) -> None:
-    """It made parameters NaN steps later."""
-    state, _ = pr.ddp_hook(DataParallel())
-    with pytest.raises(ConfigError, match="is no learning rate"):
-        state.lr = lr
-    state.lr = torch.tensor(0.5)
-    assert state.lr == 0.5
-
-
 def _of_another_feedback(world: Any) -> str:
     ddp = _ddp(_model())
     state, hook = pr.ddp_hook(ALGORITHMS["top-k"])
@@ -378,40 +360,6 @@ def test_a_compressor_of_the_user_s_own_is_played(pool: Any) -> None:
     cast = DataParallel(compress=Cast(to="fp16"), feedback=ErrorFeedback())
     ours, theirs = pool(N).run(_trained, own, 2)[0], pool(N).run(_trained, cast, 2)[0]
     torch.testing.assert_close(ours["weights"], theirs["weights"], rtol=0, atol=0)
-
-
-@pytest.mark.parametrize(
-    ("algorithm", "path"),
-    [
-        (DataParallel(sync=LocalSteps()), "data_parallel.sync"),
-        (DataParallel(topology=Gossip()), "data_parallel.topology"),
-        (DataParallel(feedback=DEF()), "data_parallel.feedback"),
-        (DataParallel(local_clip_norm=1.0), "data_parallel.local_clip_norm"),
-        (DataParallel(compress=Sign(), feedback=DGC()), "data_parallel.feedback.masking"),
-        (DataParallel(compress=TopK(ratio=2.0)), "data_parallel.compress.ratio"),
-        ({"sync": {"kind": "LocalSteps"}}, "data_parallel.sync"),
-        ({"compress": {"kind": "TopK", "ratioo": 0.1}}, "data_parallel.compress.ratioo"),
-        ({"compres": {"kind": "TopK"}}, "data_parallel.compres"),
-    ],
-)
-def test_what_a_hook_cannot_do_is_refused_with_what_it_can(algorithm: Any, path: str) -> None:
-    with pytest.raises(ConfigError) as caught:
-        pr.ddp_hook(algorithm)
-    (violation,) = caught.value.violations
-    assert violation.path == path
-    assert violation.legal
-
-
-def _too_many_servers(world: Any) -> str:
-    try:
-        pr.ddp_hook(DataParallel(topology=ParameterServer(servers=3)))
-    except ConfigError as error:
-        return str(error)
-    return ""
-
-
-def test_a_topology_for_more_workers_is_refused_at_once(pool: Any) -> None:
-    assert "data_parallel.topology.servers: 3" in pool(N).run(_too_many_servers)[0]
 
 
 def test_the_rule_is_the_user_s_own() -> None:

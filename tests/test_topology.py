@@ -59,6 +59,13 @@ def _fits(topology: TopologyKind, n: int) -> bool:
     return not topology.refused(n, DataParallel())
 
 
+def _placed(topologies: Sequence[TopologyKind], counts: Sequence[int]) -> pytest.MarkDecorator:
+    """Each topology with the numbers of workers that it is for."""
+    rows = [(topology, n) for topology in topologies for n in counts if _fits(topology, n)]
+    ids = [f"{topology}-{n}" for topology, n in rows]
+    return pytest.mark.parametrize(("topology", "n"), rows, ids=ids)
+
+
 class Clocked:
     """Plays programs over Send and Recv where sending takes alpha + beta times bytes."""
 
@@ -127,12 +134,9 @@ def _summed(topology: TopologyKind, rows: torch.Tensor, world: Any) -> list[torc
     return [message.packets[0].decode() for message in world.run(programs)]
 
 
-@pytest.mark.parametrize("n", COUNTS)
-@pytest.mark.parametrize("topology", [AllReduce(), *PROGRAMS], ids=str)
+@_placed([AllReduce(), *PROGRAMS], COUNTS)
 @pytest.mark.parametrize("n_entries", [0, 3, 50])
 def test_all_workers_have_the_same_sum(topology: TopologyKind, n: int, n_entries: int) -> None:
-    if not _fits(topology, n):
-        return
     rows = _rows(n, n_entries)
     sums = _summed(topology, rows, World(n=n))
     torch.testing.assert_close(sums[0], rows.sum(0), rtol=1e-5, atol=1e-5)
@@ -141,12 +145,8 @@ def test_all_workers_have_the_same_sum(topology: TopologyKind, n: int, n_entries
     assert torch.equal(again[0], sums[0])
 
 
-@pytest.mark.parametrize("n", COUNTS)
-@pytest.mark.parametrize("topology", [AllReduce(), *PROGRAMS], ids=str)
+@_placed([AllReduce(), *PROGRAMS], COUNTS)
 def test_functions_see_messages_in_order_of_workers(topology: TopologyKind, n: int) -> None:
-    if not _fits(topology, n):
-        return
-
     def function(messages: Sequence[Message]) -> list[float]:
         return [float(each.packets[1].decode()[0]) for each in messages]
 
@@ -189,11 +189,8 @@ def _costs(topology: TopologyKind, n: int, adds: bool) -> tuple[Any, tuple[float
 
 
 @pytest.mark.parametrize("adds", [True, False])
-@pytest.mark.parametrize("n", COUNTS)
-@pytest.mark.parametrize("topology", PROGRAMS, ids=str)
+@_placed(PROGRAMS, COUNTS)
 def test_costs_are_what_programs_send(topology: TopologyKind, n: int, adds: bool) -> None:
-    if not _fits(topology, n):
-        return
     stated, played = _costs(topology, n, adds)
     assert stated.n_messages == played[2]
     assert stated.link_bytes == pytest.approx(played[3], rel=2e-3)
@@ -265,14 +262,11 @@ def test_auto_s_choice_does_not_depend_on_one_worker_s_packet() -> None:
 
 
 @pytest.mark.slice(24)
-@pytest.mark.parametrize("n", [1, 2, 5, 8])
 @pytest.mark.parametrize("compress", [Dense(), Cast(), TopK(ratio=0.3), RandomK(ratio=0.3)])
-@pytest.mark.parametrize("topology", PROGRAMS, ids=str)
+@_placed(PROGRAMS, [1, 2, 5, 8])
 def test_training_does_not_depend_on_the_topology(
     topology: TopologyKind, compress: Any, n: int
 ) -> None:
-    if not _fits(topology, n):
-        return
     shapes = {"a": (4, 3), "b": (5,), "c": (1,)}
     targets = _rows(n, 18)
 

@@ -138,7 +138,8 @@ def simulated(request: Request, problem: Problem, make_route: MakeRoute) -> None
         folders.make_way(request.folder, request.resume)
         folders.begin(request.folder, spec, request.plans, None)
         _leave_start(request)
-        _say(request, f"{n_replicas(plan)} workers on a virtual clock")
+        n_workers = n_replicas(plan)
+        _say(request, f"{n_workers} worker{'s' * (n_workers > 1)} on a virtual clock")
         _train(request, problem, None, plan, source, world, stop, _Virtually(make_route))
 
 

@@ -6,15 +6,14 @@ no more than one of them is whole at a time; their values do not depend on the l
 
 from __future__ import annotations
 
-import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
 import msgspec
 import torch
 from torch import nn
-from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
 from ...errors import ConfigError, Violation
@@ -22,6 +21,7 @@ from ...graph.layer import LayerGraph
 from ...plan.ir import DataLayout, Leaf, Level, Plan, data_layout
 from ..buckets import Buckets, Replicated
 from ..mesh import World
+from ..reduction import reduce_unused, sum_gradients, watch
 from ..stage import Body, Slot, Stage
 from ..timing import TimedAllGather, TimedReduceScatter, Traffic
 
@@ -304,8 +304,8 @@ class _Maker:
             ignored_params={slot.tensor for slot in wide},  # type: ignore[misc]
         )
         module: Any = bodies[0]
-        _sum_gradients(module)
-        _reduce_unused(module)
+        sum_gradients(module)
+        reduce_unused(module)
         if all(_only_looks_up(self.bodies[name], slots) for name in names):
             module.set_unshard_in_backward(False)
         module.set_custom_all_gather(TimedAllGather(self.traffic))
@@ -315,7 +315,7 @@ class _Maker:
             module.set_all_reduce_hook(reduce_scatter.after_all_reduce)
         trainable = tuple(Sharded(slot=slot) for slot in sharded if slot.tensor.requires_grad)
         for parameter in trainable:
-            self.bodies[parameter.slot.layer].call_before_first(_watch(parameter))
+            self.bodies[parameter.slot.layer].call_before_first(watch(parameter))
         self.units.append(
             Unit(module=module, level=level, parameters=trainable, reduce_scatter=reduce_scatter)
         )
@@ -367,49 +367,3 @@ def _only_looks_up(body: Body, slots: Iterable[Slot]) -> bool:
     """Whether the backward pass of the layer reads no parameter: all are tables of embeddings."""
     owners = [module for slot in slots for module, _ in slot.places]
     return not body.recompute and all(isinstance(owner, nn.Embedding) for owner in owners)
-
-
-def _watch(parameter: Sharded) -> Callable[[], None]:
-    """Notes in each backward pass that the gathered parameter got a gradient.
-
-    Weakly held, as hooks of tensors are out of the sight of the collector of cycles.
-    """
-    noted: Any = weakref.proxy(parameter)
-
-    def note(_: torch.Tensor) -> None:
-        noted.used = True
-
-    def watch() -> None:
-        whole: Any = parameter.slot.tensor
-        whole.register_post_accumulate_grad_hook(note)
-
-    return watch
-
-
-def _sum_gradients(module: FSDPModule) -> None:
-    """Reduce by sum, as all else here, and not by mean."""
-    module.set_gradient_divide_factor(1.0)
-    module.set_force_sum_reduction_for_comms(True)
-
-
-def _reduce_unused(module: Any) -> None:
-    """Let parameters without a gradient contribute zeros, so that all ranks reduce the same.
-
-    torch before 2.13 has no switch for it; there gradients are filled in before it looks.
-    """
-    if hasattr(module, "set_reduce_scatter_unused_params"):
-        module.set_reduce_scatter_unused_params(True, recurse=False)
-        return
-    group = module._get_fsdp_state()._fsdp_param_group
-    reduce = group.post_backward
-
-    def fill_and_reduce(*args: Any) -> Any:
-        for part in group.fsdp_params if group.reduce_grads else ():
-            whole = getattr(part, "_unsharded_param", None)
-            if whole is None or not whole.requires_grad or whole.grad is not None:
-                continue
-            if part.unsharded_accumulated_grad is None:
-                whole.grad = torch.zeros_like(whole)
-        return reduce(*args)
-
-    group.post_backward = fill_and_reduce
