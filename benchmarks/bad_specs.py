@@ -115,7 +115,7 @@ def main() -> int:
             complaints += refusals.unmended(document, reported)
             name = ", ".join(f"{fault.path} = {fault.value!r:.60}" for fault in wrong)
             tally.note(what, seconds, complaints, name)
-        for index, (name, content) in enumerate(bad_specs.texts(bad_files.SOUND)):
+        for index, (name, content) in enumerate(bad_files.texts(bad_files.SOUND)):
             path = Path(f"made/text-{index}.toml")
             if content is None:
                 path.mkdir()

@@ -1,9 +1,10 @@
-"""Plan, profile and cluster files made wrong, and wrong values on the command line."""
+"""Files that are no spec; wrong plans, profiles, clusters and values on the command line."""
 
 from __future__ import annotations
 
 import json
 import random
+import string
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -157,3 +158,34 @@ def _put(document: Any, place: tuple[Any, ...], value: Any) -> Any:
     *above, last = place
     _at(whole, tuple(above))[last] = value
     return whole
+
+
+def texts(sound: str) -> list[tuple[str, bytes | None]]:
+    """Files that are no TOML, each with a name; None: a folder instead of a file."""
+    cut = sound[: sound.index("]")]
+    plain = sound.encode()
+    return [
+        ("an empty file", b""),
+        ("only a comment", b"# nothing\n"),
+        ("a folder", None),
+        ("bytes that are not UTF-8", plain + b'\n[x]\ny = "\xff\xfe"\n'),
+        ("UTF-16", sound.encode("utf-16")),
+        ("a NUL", plain + b"\x00"),
+        ("a control character in a text", plain + b'\nx = "a\x01b"\n'),
+        ("an unclosed table", cut.encode()),
+        ("an unclosed text", plain + b'\nx = "abc\n'),
+        ("an unclosed array", plain + b"\nx = [1, 2\n"),
+        ("a key twice", plain + b"\n[report]\ntarget = 'a=1'\ntarget = 'a=1'\n"),
+        ("a table twice", plain + plain),
+        ("a key without a value", plain + b"\nx =\n"),
+        ("a bare word", plain + b"\nx = yes\n"),
+        ("null", plain + b"\nx = null\n"),
+        ("a number of leading zeros", plain + b"\nx = 007\n"),
+        ("JSON", b'{"model": {"preset": "llama-7b"}}'),
+        ("YAML", b"model:\n  preset: llama-7b\n"),
+        ("a line of the deepest nesting", b"x = " + b"[" * 5000 + b"]" * 5000),
+        ("tables of the deepest nesting", b"[" + b"a." * 3000 + b"a]\n"),
+        ("a very long number", plain + b"\nx = 1" + b"0" * 5000 + b"\n"),
+        ("random bytes", random.Random(5).randbytes(500)),
+        ("random letters", "".join(random.Random(6).choices(string.printable, k=500)).encode()),
+    ]

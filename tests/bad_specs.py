@@ -13,7 +13,6 @@ import json
 import math
 import random
 import re
-import string
 import struct
 import zipfile
 from collections.abc import Iterator, Mapping
@@ -368,37 +367,6 @@ def pairs(n: int, seed: int) -> list[tuple[Fault, Fault]]:
         if a.path.split(".")[0] != b.path.split(".")[0]:
             found.append((a, b))
     return found
-
-
-def texts(sound: str) -> list[tuple[str, bytes | None]]:
-    """Files that are no TOML, each with a name; None: a folder instead of a file."""
-    cut = sound[: sound.index("]")]
-    plain = sound.encode()
-    return [
-        ("an empty file", b""),
-        ("only a comment", b"# nothing\n"),
-        ("a folder", None),
-        ("bytes that are not UTF-8", plain + b'\n[x]\ny = "\xff\xfe"\n'),
-        ("UTF-16", sound.encode("utf-16")),
-        ("a NUL", plain + b"\x00"),
-        ("a control character in a text", plain + b'\nx = "a\x01b"\n'),
-        ("an unclosed table", cut.encode()),
-        ("an unclosed text", plain + b'\nx = "abc\n'),
-        ("an unclosed array", plain + b"\nx = [1, 2\n"),
-        ("a key twice", plain + b"\n[report]\ntarget = 'a=1'\ntarget = 'a=1'\n"),
-        ("a table twice", plain + plain),
-        ("a key without a value", plain + b"\nx =\n"),
-        ("a bare word", plain + b"\nx = yes\n"),
-        ("null", plain + b"\nx = null\n"),
-        ("a number of leading zeros", plain + b"\nx = 007\n"),
-        ("JSON", b'{"model": {"preset": "llama-7b"}}'),
-        ("YAML", b"model:\n  preset: llama-7b\n"),
-        ("a line of the deepest nesting", b"x = " + b"[" * 5000 + b"]" * 5000),
-        ("tables of the deepest nesting", b"[" + b"a." * 3000 + b"a]\n"),
-        ("a very long number", plain + b"\nx = 1" + b"0" * 5000 + b"\n"),
-        ("random bytes", random.Random(5).randbytes(500)),
-        ("random letters", "".join(random.Random(6).choices(string.printable, k=500)).encode()),
-    ]
 
 
 def toml(document: dict[str, Any]) -> bytes:

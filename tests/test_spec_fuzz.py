@@ -99,7 +99,7 @@ def test_two_wrong_fields_are_both_reported() -> None:
         _refused(*pair)
 
 
-@pytest.mark.parametrize(("name", "content"), bad_specs.texts(bad_files.SOUND))
+@pytest.mark.parametrize(("name", "content"), bad_files.texts(bad_files.SOUND))
 def test_what_is_no_spec_is_refused(name: str, content: bytes | None, tmp_path: Path) -> None:
     path = tmp_path / "wrong.toml"
     if content is None:
