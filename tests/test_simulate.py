@@ -11,6 +11,7 @@ from safetensors.torch import load_file
 
 import polyreme as pr
 import refusals
+from devices import at_least
 from polyreme import api, runlog, spec
 from polyreme.errors import ConfigError, RunError
 
@@ -38,6 +39,7 @@ def _steps(folder: Path) -> list[runlog.StepEvent]:
     return [e for e in runlog.read(folder / "log.jsonl") if isinstance(e, runlog.StepEvent)]
 
 
+@at_least(3)
 def test_a_simulated_run_leaves_what_a_run_in_processes_leaves(tmp_path: Path, warm: None) -> None:
     simulated = pr.simulate(SPEC, out=tmp_path / "virtual")
     trained = pr.train(SPEC, out=tmp_path / "real", devices=3)

@@ -55,7 +55,9 @@ def main() -> None:
         names = [f"IID {name}" for name in FEEDBACKS]
         pairs = [(a, b) for a in names for b in names if a != b]
         said = {holds(found[a], found[b], by=-0.015) for a, b in pairs}
-        return "holds" if said == {"holds"} else "does not hold" if len(said) == 1 else "undecided"
+        return next(
+            verdict for verdict in ("does not hold", "undecided", "holds") if verdict in said
+        )
 
     claims = [
         (
