@@ -5,6 +5,9 @@ BIN := $(VENV)/bin
 ACCELERATOR := $(shell nvidia-smi -L 2>/dev/null | head -n 1; ls /dev/kfd /dev/davinci0 2>/dev/null | head -n 1)
 CONSTRAINTS := $(if $(ACCELERATOR),,-c constraints-cpu.txt)
 
+# Tests wait for processes of their own more than they compute: two at a time.
+PYTEST := $(BIN)/python -m pytest -n 2 --dist worksteal
+
 .PHONY: quickstart install test test-long lint docs clean
 
 quickstart: $(VENV)/.installed
@@ -23,10 +26,10 @@ $(VENV)/.developed: $(VENV)/.installed
 	touch $@
 
 test: $(VENV)/.developed
-	$(BIN)/python -m pytest -m 'not long'
+	$(PYTEST) -m 'not long'
 
 test-long: $(VENV)/.developed
-	$(BIN)/python -m pytest -m long
+	$(PYTEST) -m long
 
 lint: $(VENV)/.developed
 	$(BIN)/ruff check .
