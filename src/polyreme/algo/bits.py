@@ -1,4 +1,4 @@
-"""Integers packed at any width."""
+"""Integers packed at any width, along the last dimension: rows are packed alike."""
 
 from __future__ import annotations
 
@@ -21,10 +21,12 @@ def pack(values: torch.Tensor, width: int) -> torch.Tensor:
     import torch
 
     if values.device.type == "cpu":
-        return torch.from_numpy(_packed(values.reshape(-1).numpy(), width))
+        return torch.from_numpy(_packed(values.numpy(), width))
     shifts = torch.arange(width, device=values.device)
-    bits = (values.long().unsqueeze(-1) >> shifts & 1).reshape(-1).to(torch.uint8)
-    bits = torch.nn.functional.pad(bits, (0, -bits.numel() % 8)).view(-1, 8)
+    bits = (values.long().unsqueeze(-1) >> shifts & 1).flatten(-2).to(torch.uint8)
+    size = n_bytes(values.shape[-1], width)
+    bits = torch.nn.functional.pad(bits, (0, 8 * size - bits.shape[-1]))
+    bits = bits.view(*values.shape[:-1], size, 8)
     weights = (1 << torch.arange(8, device=values.device)).to(torch.uint8)
     return (bits * weights).sum(-1, dtype=torch.uint8)
 
@@ -36,11 +38,11 @@ def unpack(packed: torch.Tensor, width: int, n_values: int) -> torch.Tensor:
     if packed.device.type == "cpu":
         return torch.from_numpy(_unpacked(packed.numpy(), width, n_values).astype("<i8"))
     eight = torch.arange(8, device=packed.device, dtype=torch.uint8)
-    bits = (packed.unsqueeze(-1) >> eight & 1).reshape(-1)
-    bits = bits[: n_values * width].view(n_values, width)
-    values = torch.zeros(n_values, dtype=torch.long, device=packed.device)
+    bits = (packed.unsqueeze(-1) >> eight & 1).flatten(-2)[..., : n_values * width]
+    bits = bits.reshape(*packed.shape[:-1], n_values, width)
+    values = torch.zeros(bits.shape[:-1], dtype=torch.long, device=packed.device)
     for place in range(width):
-        values |= bits[:, place].long() << place
+        values |= bits[..., place].long() << place
     return values
 
 
@@ -50,47 +52,61 @@ def width(n_values: int) -> int:
 
 
 def _packed(values: Integers, width: int) -> Integers:
-    """As `pack`; eight narrow values at a time, which end where a byte does."""
+    """As `pack`; eight narrow values at a time, which end where a byte does.
+
+    A byte each at first, neighbours come together, then pairs of them, then fours.
+    """
     import numpy as np
 
+    *rows, n = values.shape
     if width == 1:
-        return np.packbits(values.astype(np.uint8) & 1, bitorder="little")
+        return np.packbits(values.astype(np.uint8) & 1, axis=-1, bitorder="little")
     if width > 8:
         wide = np.dtype(_holding(width))
-        octets = values.astype(wide).view(np.uint8).reshape(-1, wide.itemsize)
-        each = np.unpackbits(octets, axis=1, count=width, bitorder="little")
-        return np.packbits(each, bitorder="little")
-    eights = np.zeros((-(-len(values) // 8), 8), dtype="<u8")
-    eights.reshape(-1)[: len(values)] = values
-    eights &= (1 << width) - 1
-    words = eights[:, 0].copy()
-    for place in range(1, 8):
-        words |= eights[:, place] << place * width
-    octets = words.view(np.uint8).reshape(-1, 8)[:, :width]
-    return octets.reshape(-1)[: n_bytes(len(values), width)]
+        octets = values.astype(wide).view(np.uint8).reshape(*rows, n, wide.itemsize)
+        each = np.unpackbits(octets, axis=-1, count=width, bitorder="little")
+        return np.packbits(each.reshape(*rows, n * width), axis=-1, bitorder="little")
+    n_eights = -(-n // 8)
+    eights = np.zeros((*rows, 8 * n_eights), dtype=np.uint8)
+    eights[..., :n] = values
+    words = eights.view("<u8")
+    for n_each in (1, 2, 4):
+        mask, up = _mask(n_each, width), n_each * width
+        words = words & mask | (words >> 8 * n_each & mask) << up
+    octets = words.view(np.uint8).reshape(*rows, n_eights, 8)[..., :width]
+    return octets.reshape(*rows, n_eights * width)[..., : n_bytes(n, width)]
 
 
 def _unpacked(packed: Integers, width: int, n_values: int) -> Integers:
-    """As `unpack`."""
+    """As `unpack`: the same the other way round."""
     import numpy as np
 
+    rows = packed.shape[:-1]
     if width == 1:
-        return np.unpackbits(packed, count=n_values, bitorder="little")
+        return np.unpackbits(packed, axis=-1, count=n_values, bitorder="little")
     if width > 8:
         wide = np.dtype(_holding(width))
-        each = np.unpackbits(packed, count=n_values * width, bitorder="little")
-        padded = np.zeros((n_values, 8 * wide.itemsize), dtype=np.uint8)
-        padded[:, :width] = each.reshape(n_values, width)
-        return np.packbits(padded, bitorder="little").view(wide)
-    octets = np.zeros((-(-n_values // 8), 8), dtype=np.uint8)
-    rows = np.zeros(len(octets) * width, dtype=np.uint8)
-    rows[: n_bytes(n_values, width)] = packed[: n_bytes(n_values, width)]
-    octets[:, :width] = rows.reshape(len(octets), width)
-    words = octets.reshape(-1).view("<u8")
-    eights = np.empty((len(words), 8), dtype=np.uint8)
-    for place in range(8):
-        eights[:, place] = words >> place * width & (1 << width) - 1
-    return eights.reshape(-1)[:n_values]
+        each = np.unpackbits(packed, axis=-1, count=n_values * width, bitorder="little")
+        padded = np.zeros((*rows, n_values, 8 * wide.itemsize), dtype=np.uint8)
+        padded[..., :width] = each.reshape(*rows, n_values, width)
+        return np.packbits(padded, axis=-1, bitorder="little").view(wide)[..., 0]
+    n_eights, held = -(-n_values // 8), n_bytes(n_values, width)
+    filled = np.zeros((*rows, n_eights * width), dtype=np.uint8)
+    filled[..., :held] = packed[..., :held]
+    octets = np.zeros((*rows, n_eights, 8), dtype=np.uint8)
+    octets[..., :width] = filled.reshape(*rows, n_eights, width)
+    words = octets.view("<u8")[..., 0]
+    for n_each in (4, 2, 1):
+        mask, down = _mask(n_each, width), n_each * width
+        words = words & mask | (words >> down & mask) << 8 * n_each
+    return words.view(np.uint8)[..., :n_values]
+
+
+def _mask(n: int, width: int) -> Any:
+    """The lowest n values of every 2 n bytes of eight."""
+    import numpy as np
+
+    return np.uint64(sum((1 << n * width) - 1 << at for at in range(0, 64, 16 * n)))
 
 
 def _holding(width: int) -> str:

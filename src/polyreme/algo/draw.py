@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
@@ -26,7 +26,8 @@ class Draw:
 
     def at(self, use: int) -> Draw:
         """Numbers for another use in the same step."""
-        return replace(self, use=_mixed(self.use, use + 1))
+        mixed = _mixed(self.use, use + 1)
+        return Draw(seed=self.seed, worker=self.worker, step=self.step, use=mixed)
 
     def own(self, device: torch.device | str = "cpu") -> torch.Generator:
         """A generator that only this worker has."""

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ..errors import ConfigError
+from . import stacked
 from .compress.dense import Dense
 from .compress.kind import CompressorKind
 from .compress.maybe import holds, none, nothing, something
@@ -165,8 +166,10 @@ def carried(
     if silent:
         vector = vector.new_zeros(vector.shape)
     aggregated, topology = state["aggregate"], state["topology"]
-    out, sent = torch.empty_like(vector), torch.zeros_like(vector)
-    named = torch.zeros_like(vector, dtype=torch.bool)
+    xs = pieces_of(vector, made)
+    out: dict[int, torch.Tensor] = {}
+    sent: dict[int, torch.Tensor] = {}
+    named: dict[int, torch.Tensor] = {}
     compressors = dict(state["compress"])
     absent = absent and silent is not None and not algorithm.aggregate.is_mean
 
@@ -178,46 +181,49 @@ def carried(
         result, aggregated, _ = yield from _aggregate(
             algorithm, message, aggregated, topology, me, None, absent=absent
         )
-        return result
+        return [mean.view(x.shape) for mean, x in zip(result, tensors, strict=True)]
 
     rounds = [index for index, part in enumerate(made) if part.kind.in_rounds]
     if rounds:
-        xs = [_of(vector, made[index]) for index in rounds]
         states = [compressors[str(index)] for index in rounds]
         draws = [drawn.at(index) for index in rounds]
-        outs, own, after = yield from compress.exchange(xs, states, draws, combining, me)
-        for index, mean, seen, each in zip(rounds, outs, own, after, strict=True):
-            _of(out, made[index]).copy_(mean)
-            _of(sent, made[index]).copy_(seen)
-            if compress.sparse:
-                _of(named, made[index]).copy_(seen != 0)
-            compressors[str(index)] = each
-    packets, places = [], []
-    for index, part in enumerate(made):
-        if part.kind.in_rounds:
-            continue
-        places.append(part)
-        if silent:
-            packets.append(nothing(part.kind, part.like, vector.device))
-            continue
-        buffers, compressors[str(index)] = part.kind.encode(
-            _of(vector, part), compressors[str(index)], drawn.at(index)
+        tensors = [xs[index].view(made[index].like.shape) for index in rounds]
+        outs, own, after = yield from compress.exchange(tensors, states, draws, combining, me)
+        out |= zip(rounds, outs, strict=True)
+        sent |= zip(rounds, own, strict=True)
+        if compress.sparse:
+            named |= {index: seen != 0 for index, seen in zip(rounds, own, strict=True)}
+        compressors |= zip(map(str, rounds), after, strict=True)
+    others = [index for index, part in enumerate(made) if not part.kind.in_rounds]
+    if silent:
+        packets = [nothing(made[i].kind, made[i].like, vector.device) for i in others]
+    else:
+        packets, after = stacked.encoded(
+            [(made[i].kind, made[i].like) for i in others],
+            [xs[i] for i in others],
+            [compressors[str(i)] for i in others],
+            [drawn.at(i) for i in others],
         )
-        packet = Packet(buffers=buffers, like=part.like, kind=part.kind)
-        packets.append(packet if silent is None else something(packet))
-        _of(sent, part).copy_(packet.decode())
-        if part.kind.sparse:
-            _of(named, part).copy_(part.kind.kept(buffers, part.like))
+        compressors |= zip(map(str, others), after, strict=True)
+        sent |= zip(others, stacked.decoded(packets), strict=True)
+        sparse = [i for i in others if made[i].kind.sparse]
+        holding = [packet for packet in packets if packet.kind.sparse]
+        named |= zip(sparse, stacked.kept(holding), strict=True)
+        if silent is not None:
+            packets = [something(packet) for packet in packets]
     if packets:
         message = Message(packets=tuple(packets))
         back = None if dense_now else drawn.at(len(made))
         decoded, aggregated, topology = yield from _aggregate(
             algorithm, message, aggregated, topology, me, back, absent=absent
         )
-        for part, mean in zip(places, decoded, strict=True):
-            _of(out, part).copy_(mean)
-    kept = {**state, "compress": compressors, "aggregate": aggregated, "topology": topology}
-    return Carried(out=out, sent=sent, named=named, state=kept)
+        out |= zip(others, decoded, strict=True)
+    return Carried(
+        out=_whole(out, made, vector, vector.dtype),
+        sent=_whole(sent, made, vector, vector.dtype),
+        named=_whole(named, made, vector, torch.bool),
+        state={**state, "compress": compressors, "aggregate": aggregated, "topology": topology},
+    )
 
 
 def own(
@@ -262,6 +268,8 @@ def _aggregate(
 ) -> Program[tuple[list[torch.Tensor], State, State]]:
     """Aggregates of a message's tensors over all workers; aggregator's and topology's next state.
 
+    They are in their shapes, or vectors.
+
     Where packets add and the aggregate is their mean, they may be summed on the way. `draw` is for
     packets of the way back, which without one are dense. Workers that sent nothing are no rows if
     they are `absent`; the others' vectors were scaled as for a mean over all, which is taken back.
@@ -272,9 +280,7 @@ def _aggregate(
 
     def function(messages: Sequence[Message]) -> tuple[torch.Tensor, State]:
         there = [each for each in messages if not absent or holds(each)] or messages
-        rows = [
-            torch.cat([packet.decode().reshape(-1) for packet in each.packets]) for each in there
-        ]
+        rows = [torch.cat([x.reshape(-1) for x in stacked.decoded(each.packets)]) for each in there]
         if len(rows) < len(messages):
             rows = [row * (len(rows) / len(messages)) for row in rows]
         out, after, _ = aggregate.combine(rows, state)
@@ -289,16 +295,34 @@ def _aggregate(
         return means, state if after is None else after, topology
     flat, after = yield from via.combine(message, function, me)
     sizes = [packet.like.n_entries for packet in message.packets]
-    shapes = [packet.like.shape for packet in message.packets]
-    means = [x.view(s) for x, s in zip(flat.split(sizes), shapes, strict=True)]
-    return means, after, topology
+    return list(_split(flat, sizes)), after, topology
 
 
-def _of(vector: torch.Tensor, part: Part) -> torch.Tensor:
-    """The part's entries of a vector, in their shape; shares its memory."""
-    return vector[part.start : part.stop].view(part.like.shape)
+def pieces_of(vector: torch.Tensor, made: Sequence[Part]) -> Sequence[torch.Tensor]:
+    """The parts of a vector, as vectors; they share its memory."""
+    return _split(vector, [part.stop - part.start for part in made])
+
+
+def _whole(
+    pieces: dict[int, torch.Tensor], made: Sequence[Part], like: torch.Tensor, dtype: torch.dtype
+) -> torch.Tensor:
+    """A new vector of these parts, as long as this one; those that are missing are zero."""
+    import torch
+
+    if not pieces:
+        return like.new_zeros(like.shape, dtype=dtype)
+    flat = [
+        pieces[i].reshape(-1) if i in pieces else like.new_zeros(part.stop - part.start)
+        for i, part in enumerate(made)
+    ]
+    return torch.cat(flat).to(dtype)
 
 
 def name(vector: torch.Tensor) -> str:
     """The vector's type, such as "float32"."""
     return str(vector.dtype).removeprefix("torch.")
+
+
+def _split(vector: torch.Tensor, sizes: list[int]) -> tuple[torch.Tensor, ...]:
+    parts: tuple[torch.Tensor, ...] = vector.split(sizes)  # type: ignore[no-untyped-call]
+    return parts

@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from operator import is_
 from types import FunctionType, MethodType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -53,12 +54,21 @@ class Packet:
     @cached_property
     def nbytes(self) -> int:
         """Bytes on the wire: buffers, and 4 for each length that the receiver cannot know."""
-        held = sum(buffer.numel() * buffer.element_size() for buffer in self.buffers)
+        held = sum(buffer.nbytes for buffer in self.buffers)
         return held + 4 * sum(form.length is None for form in self.kind.form(self.like))
 
     def decode(self) -> torch.Tensor:
         """The tensor that the receiver sees."""
         return self._decoded
+
+    @property
+    def is_decoded(self) -> bool:
+        """Whether it was decoded before."""
+        return "_decoded" in self.__dict__
+
+    def keep(self, decoded: torch.Tensor) -> None:
+        """Keep what it decodes to, found by its compressor."""
+        self.__dict__["_decoded"] = decoded
 
     @cached_property
     def _decoded(self) -> torch.Tensor:
@@ -128,7 +138,7 @@ _Held = tuple[Sequence[int], Sequence[Packet]]
 
 
 def _same(some: _Held, others: _Held) -> bool:
-    return some[0] == others[0] and all(a is b for a, b in zip(some[1], others[1], strict=True))
+    return some[0] == others[0] and all(map(is_, some[1], others[1]))
 
 
 def _alike(one: Any, other: Any) -> bool:

@@ -14,17 +14,16 @@ def n_buckets(n_entries: int, size: int) -> int:
 
 
 def bucketed(flat: torch.Tensor, size: int) -> torch.Tensor:
-    """Rows of `size` entries, the last one filled up with zeros."""
+    """Rows of `size` entries, the last one filled up with zeros; of rows each for itself."""
     import torch
 
-    if not flat.numel():
-        return flat.view(0, 0)
-    padded = torch.nn.functional.pad(flat, (0, -flat.numel() % size if size else 0))
-    return padded.view(n_buckets(flat.numel(), size), -1)
+    n = flat.shape[-1]
+    padded = torch.nn.functional.pad(flat, (0, -n % size if size else 0))
+    return padded.view(*flat.shape[:-1], n_buckets(n, size), size or n)
 
 
 def spread(values: torch.Tensor, n_entries: int, size: int) -> torch.Tensor:
-    """One value a bucket, for each of its entries."""
-    if values.numel() == 1:
-        return values.expand(n_entries)
-    return values.repeat_interleave(size or max(n_entries, 1))[:n_entries]
+    """One value a bucket, for each of its entries; of rows each for itself."""
+    if values.shape[-1] == 1:
+        return values.expand(*values.shape[:-1], n_entries)
+    return values.repeat_interleave(size or max(n_entries, 1), dim=-1)[..., :n_entries]

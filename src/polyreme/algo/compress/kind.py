@@ -51,6 +51,14 @@ class CompressorKind(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         return False
 
     @property
+    def stacks(self) -> bool:
+        """Whether tensors alike may be compressed as rows of one, to the same bits.
+
+        Then it has `encode_rows`, and no state; `decode` and `kept` of rows of buffers give rows.
+        """
+        return False
+
+    @property
     def apart(self) -> CompressorKind:
         """What it is between two workers: one that exchanges in rounds among all has packets."""
         return self
@@ -71,6 +79,14 @@ class CompressorKind(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         self, x: torch.Tensor, state: State, draw: Draw
     ) -> tuple[tuple[torch.Tensor, ...], State]:
         """Buffers of a tensor, and the next state."""
+        raise NotImplementedError
+
+    def encode_rows(
+        self, rows: torch.Tensor, draws: Sequence[Draw]
+    ) -> tuple[tuple[torch.Tensor, ...], torch.Tensor]:
+        """Of several tensors alike, each a row of all its entries: buffers as rows, and what they
+        decode to, to the bit.
+        """  # noqa: D205
         raise NotImplementedError
 
     def decode(self, buffers: tuple[torch.Tensor, ...], like: Like) -> torch.Tensor:

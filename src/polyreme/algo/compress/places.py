@@ -18,12 +18,12 @@ def n_bytes(k: int, n_entries: int) -> int:
 
 
 def pack(where: torch.Tensor, n_entries: int) -> torch.Tensor:
-    """Indices in rising order, packed."""
+    """Indices in rising order, packed; of rows each for itself."""
     import torch
 
-    k = where.numel()
+    k = where.shape[-1]
     if k == n_entries:
-        return torch.zeros(0, dtype=torch.uint8, device=where.device)
+        return torch.zeros(*where.shape[:-1], 0, dtype=torch.uint8, device=where.device)
     if _as_bits(k, n_entries):
         return bits.pack(mask(where, n_entries), 1)
     return bits.pack(where, bits.width(n_entries))
@@ -34,19 +34,19 @@ def unpack(packed: torch.Tensor, k: int, n_entries: int) -> torch.Tensor:
     import torch
 
     if k == n_entries:
-        return torch.arange(n_entries, device=packed.device)
+        return torch.arange(n_entries, device=packed.device).expand(*packed.shape[:-1], -1)
     if _as_bits(k, n_entries):
-        return bits.unpack(packed, 1, n_entries).nonzero().squeeze(-1)
+        found = bits.unpack(packed, 1, n_entries).nonzero()[:, -1]
+        return found.view(*packed.shape[:-1], k)
     return bits.unpack(packed, bits.width(n_entries), k)
 
 
 def mask(where: torch.Tensor, n_entries: int) -> torch.Tensor:
-    """Booleans: whether an entry is among these."""
+    """Booleans: whether an entry is among these; of rows each for itself."""
     import torch
 
-    mask = torch.zeros(n_entries, dtype=torch.bool, device=where.device)
-    mask[where] = True
-    return mask
+    mask = torch.zeros(*where.shape[:-1], n_entries, dtype=torch.bool, device=where.device)
+    return mask.scatter_(-1, where, True)
 
 
 def _as_bits(k: int, n_entries: int) -> bool:

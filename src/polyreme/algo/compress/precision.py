@@ -21,7 +21,7 @@ def widened(x: torch.Tensor) -> torch.Tensor:
 
 
 def shaped(flat: torch.Tensor, shape: tuple[int, ...], dtype: str) -> torch.Tensor:
-    """A vector as a tensor of that shape and type."""
+    """A vector as a tensor of that shape and type; of rows each."""
     import torch
 
-    return flat.to(getattr(torch, dtype)).view(shape)
+    return flat.to(getattr(torch, dtype)).view((*flat.shape[:-1], *shape))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import msgspec
@@ -47,6 +49,11 @@ class QSGD(CompressorKind, frozen=True, kw_only=True, tag="QSGD", tag_field="kin
         return True
 
     @property
+    def stacks(self) -> bool:
+        """If all tensors alike take as many bytes."""
+        return self.coding == "fixed"
+
+    @property
     def _width(self) -> int:
         return bits.width(2 * self.levels + 1)
 
@@ -62,34 +69,61 @@ class QSGD(CompressorKind, frozen=True, kw_only=True, tag="QSGD", tag_field="kin
         self, x: torch.Tensor, state: State, draw: Draw
     ) -> tuple[tuple[torch.Tensor, ...], State]:
         """Levels, drawn."""
-        import torch
+        norms, signed = self._drawn(x.reshape(1, x.numel()), [draw])
+        return (norms[0], self._written(signed[0])), state
 
-        flat = widened(x)
-        rows = bucketed(flat, self.bucket)
-        norms = torch.linalg.vector_norm(rows, dim=1, dtype=torch.float64).to(flat.dtype)
-        scale = spread(norms, flat.numel(), self.bucket)
-        level = torch.where(scale > 0, flat.abs() / scale * self.levels, torch.zeros_like(flat))
-        low = level.floor()
-        level = (low + (draw.uniform(flat) < level - low)).clamp(max=self.levels)
-        signed = level * flat.sign()
-        if not norms.isfinite().all():
-            # What is not finite has no level; the norm beside it says so.
-            signed = signed.nan_to_num(0.0)
-        return (norms, self._written(signed.long())), state
+    def encode_rows(
+        self, rows: torch.Tensor, draws: Sequence[Draw]
+    ) -> tuple[tuple[torch.Tensor, ...], torch.Tensor]:
+        """Levels of each, drawn."""
+        norms, signed = self._drawn(rows, draws)
+        decoded = self._meant(norms, signed).to(rows.dtype)
+        return (norms, self._written(signed)), decoded
 
     def decode(self, buffers: tuple[torch.Tensor, ...], like: Like) -> torch.Tensor:
         """Levels times their norm."""
         norms, packed = buffers
-        signed = self._read(packed, like.n_entries)
+        meant = self._meant(norms, self._read(packed, like.n_entries))
+        return shaped(meant, like.shape, like.dtype)
+
+    def _meant(self, norms: torch.Tensor, signed: torch.Tensor) -> torch.Tensor:
         norms = norms.masked_fill(norms.isinf(), float("nan"))
-        scale = spread(norms, like.n_entries, self.bucket)
-        return shaped(signed.to(norms.dtype) / self.levels * scale, like.shape, like.dtype)
+        shares = signed.to(norms.dtype).div_(self.levels)
+        return shares.mul_(spread(norms, signed.shape[-1], self.bucket))
+
+    def _drawn(
+        self, rows: torch.Tensor, draws: Sequence[Draw]
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Norms and levels with their sign of each row."""
+        import torch
+
+        x = widened(rows).view(rows.shape)
+        # A sum depends on what is summed beside it, so each row is summed alone.
+        norms = torch.stack(
+            [
+                torch.linalg.vector_norm(row, dim=1, dtype=torch.float64)
+                for row in bucketed(x, self.bucket)
+            ]
+        ).to(x.dtype)
+        # All is level 0 of no norm.
+        scale = spread(norms.where(norms > 0, math.inf), x.shape[-1], self.bucket)
+        level = x.abs().div_(scale).mul_(self.levels)
+        low = level.floor()
+        chance = torch.stack([draw.uniform(row) for draw, row in zip(draws, x, strict=True)])
+        # What is left above the lower level, less a chance below 1, rounds up to 1 or 0.
+        up = level.sub_(low).sub_(chance).ceil_()
+        signed = low.add_(up).clamp_(max=self.levels).copysign_(x)
+        if not norms.isfinite().all():
+            # What is not finite has no level; the norm beside it says so.
+            signed.nan_to_num_(0.0)
+        return norms, signed.int()
 
     def _written(self, signed: torch.Tensor) -> torch.Tensor:
         import torch
 
         if self.coding == "fixed":
             return bits.pack(signed + self.levels, self._width)
+        signed = signed.long()
         sign = (signed < 0).long()
         if self.coding == "elias_dense":
             code, length = elias.codes(signed.abs() + 1)

@@ -29,11 +29,16 @@ class SparseKind(CompressorKind, frozen=True, kw_only=True):
 
         where, values = self.held(buffers, like)
         dtype = getattr(torch, like.dtype)
-        out = torch.zeros(like.n_entries, dtype=dtype, device=values.device)
-        out[where] = values.to(dtype)
-        return out.view(like.shape)
+        out = scattered(where, values.to(dtype), like.n_entries)
+        return out.view((*where.shape[:-1], *like.shape))
 
     def kept(self, buffers: tuple[torch.Tensor, ...], like: Like) -> torch.Tensor:
         """The entries that were sent."""
         where, _ = self.held(buffers, like)
-        return places.mask(where, like.n_entries).view(like.shape)
+        mask = places.mask(where, like.n_entries)
+        return mask.view((*where.shape[:-1], *like.shape))
+
+
+def scattered(where: torch.Tensor, values: torch.Tensor, n_entries: int) -> torch.Tensor:
+    """Zeros but for these entries; of rows each for itself."""
+    return values.new_zeros(*where.shape[:-1], n_entries).scatter_(-1, where, values)

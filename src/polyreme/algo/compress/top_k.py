@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Literal
 
 from ..packet import Buffer, Like
 from . import places
 from .kind import State
 from .sampled import largest_by_sample
+from .sparse import scattered
 from .sparsifier import Sparsifier, count
 
 if TYPE_CHECKING:
@@ -37,6 +39,11 @@ class TopK(Sparsifier, frozen=True, kw_only=True, tag="TopK", tag_field="kind"):
 
     select: Literal["exact", "sampled"] = "exact"
 
+    @property
+    def stacks(self) -> bool:
+        """If all tensors alike send as many entries."""
+        return self.select == "exact"
+
     def form(self, like: Like) -> tuple[Buffer, ...]:
         """Indices, packed, in rising order; values."""
         if self.select == "sampled":
@@ -48,31 +55,54 @@ class TopK(Sparsifier, frozen=True, kw_only=True, tag="TopK", tag_field="kind"):
         self, x: torch.Tensor, state: State, draw: Draw
     ) -> tuple[tuple[torch.Tensor, ...], State]:
         """The largest entries."""
+        if self.stacks:
+            rows, _ = self.encode_rows(x.reshape(1, x.numel()), [draw])
+            return tuple(each[0] for each in rows), state
         flat = x.reshape(-1)
-        if self.select == "sampled":
-            where = largest_by_sample(flat.abs(), self.ratio, draw)
-        else:
-            where = largest(flat.abs(), count(self.ratio, flat.numel()))
+        where = largest_by_sample(flat.abs(), self.ratio, draw)
         return (places.pack(where, flat.numel()), flat[where]), state
+
+    def encode_rows(
+        self, rows: torch.Tensor, draws: Sequence[Draw]
+    ) -> tuple[tuple[torch.Tensor, ...], torch.Tensor]:
+        """The largest entries of each."""
+        n = rows.shape[-1]
+        where = largest_of_rows(rows.abs(), count(self.ratio, n))
+        values = rows.gather(-1, where)
+        return (places.pack(where, n), values), scattered(where, values, n)
 
     def held(
         self, buffers: tuple[torch.Tensor, ...], like: Like
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """The largest entries."""
         packed, values = buffers
-        return places.unpack(packed, values.numel(), like.n_entries), values
+        return places.unpack(packed, values.shape[-1], like.n_entries), values
 
 
 def largest(sizes: torch.Tensor, k: int) -> torch.Tensor:
     """Indices of the k largest in rising order, NaN above all; of equal ones the first."""
+    return largest_of_rows(sizes.unsqueeze(0), k)[0]
+
+
+def largest_of_rows(sizes: torch.Tensor, k: int) -> torch.Tensor:
+    """As `largest`, of each row."""
     import torch
 
+    n_rows = len(sizes)
     if not k:
-        return sizes.new_zeros(0).long()
-    least = sizes.topk(k, sorted=False).values.min()
-    where = (sizes >= least).nonzero().squeeze(-1)
-    if where.numel() == k:
-        return where
+        return sizes.new_zeros(n_rows, 0).long()
+    least = sizes.topk(k, sorted=False).values.amin(-1, keepdim=True)
+    row, where = (sizes >= least).nonzero().unbind(-1)
+    if where.numel() == n_rows * k:
+        wanted = torch.arange(n_rows, device=sizes.device).unsqueeze(1)
+        if n_rows == 1 or bool((row.view(n_rows, k) == wanted).all()):
+            return where.view(n_rows, k)
+    return torch.stack([_first_of_equals(each, k) for each in sizes])
+
+
+def _first_of_equals(sizes: torch.Tensor, k: int) -> torch.Tensor:
+    import torch
+
     sizes = sizes.nan_to_num(nan=math.inf, posinf=math.inf, neginf=-math.inf)
     least = sizes.topk(k, sorted=False).values.min()
     above = (sizes > least).nonzero().squeeze(-1)

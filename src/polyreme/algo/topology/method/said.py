@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from ... import exchange
+from ... import exchange, stacked
 from ...effects import Program, Send
-from ...packet import Message, Packet
+from ...packet import Message
 from ..passing import receive
 
 if TYPE_CHECKING:
@@ -28,20 +28,23 @@ def packed(
     algorithm: DataParallel, x: torch.Tensor, state: State, me: Worker, step: int
 ) -> tuple[Message, State]:
     """The vector in packets of the algorithm's compressor, and its next state."""
-    compress, after = algorithm.compress.apart.at(step), dict(state)
-    packets = []
-    for index, part in enumerate(exchange.parts(compress, me.layout, exchange.name(x))):
-        tensor, key = x[part.start : part.stop].view(part.like.shape), str(index)
-        buffers, after[key] = part.kind.encode(tensor, after[key], me.draw(step).at(index))
-        packets.append(Packet(buffers=buffers, like=part.like, kind=part.kind))
-    return Message(packets=tuple(packets)), after
+    compress = algorithm.compress.apart.at(step)
+    made = exchange.parts(compress, me.layout, exchange.name(x))
+    keys, drawn = [str(index) for index in range(len(made))], me.draw(step)
+    packets, states = stacked.encoded(
+        [(part.kind, part.like) for part in made],
+        exchange.pieces_of(x, made),
+        [state[key] for key in keys],
+        [drawn.at(index) for index in range(len(made))],
+    )
+    return Message(packets=tuple(packets)), {**state, **dict(zip(keys, states, strict=True))}
 
 
 def unpacked(message: Message) -> torch.Tensor:
     """The vector that its receiver sees."""
     import torch
 
-    return torch.cat([packet.decode().reshape(-1) for packet in message.packets])
+    return torch.cat([x.reshape(-1) for x in stacked.decoded(message.packets)])
 
 
 def told(message: Message, takes: torch.Tensor, me: Worker) -> Program[dict[int, Message]]:
