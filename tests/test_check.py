@@ -133,6 +133,43 @@ def test_a_split_that_a_simulation_would_leave_aside_is_refused() -> None:
     assert _paths(DIGITS, "parallel.replica=4", workers=4) == set()
 
 
+@pytest.mark.parametrize("sync", ["LocalSteps", "FedAvg", "LAG"])
+def test_fewer_samples_than_workers_are_refused_on_both_clocks_before_a_run(sync: str) -> None:
+    small = (f"data_parallel.sync={{kind='{sync}'}}", "train.global_batch=2")
+    asked = {
+        "check devices": lambda: pr.check(DIGITS, overrides=small, devices=3),
+        "check workers": lambda: pr.check(DIGITS, overrides=small, workers=3),
+        "check cluster": lambda: pr.check(DIGITS, overrides=(*small, "cluster.cpu_processes=3")),
+        "train": lambda: pr.train(DIGITS, overrides=small, devices=3),
+        "simulate": lambda: pr.simulate(DIGITS, overrides=small, workers=3),
+    }
+    said = "train.global_batch: 2 leaves some of 3 workers without a sample. Legal: 3 (or any"
+    for name, call in asked.items():
+        with pytest.raises(ConfigError) as caught:
+            call()
+        assert str(caught.value).startswith(said), name
+        assert len(caught.value.violations) == 1, name
+    assert not list(Path().glob("runs/*"))
+    assert _paths(DIGITS, *small, devices=2) == _paths(DIGITS, *small, workers=2) == set()
+
+
+def test_epochs_beside_batches_of_federated_averaging_are_refused() -> None:
+    sync = "data_parallel.sync={{kind='FedAvg', {0}}}"
+    (found,) = _violations(DIGITS, sync.format("epochs=1, batches=2"))
+    assert str(found).startswith(
+        "data_parallel.sync.batches: 2 stands beside data_parallel.sync.epochs; at most one"
+    )
+    assert _paths(DIGITS, sync.format("epochs=2")) == set()
+    assert _paths(DIGITS, sync.format("batches=2")) == set()
+
+
+def test_plain_training_leaves_devices_out_and_simulates_no_worker_without_a_sample() -> None:
+    assert _paths(DIGITS, "train.global_batch=2", devices=4) == set()
+    assert _paths(DIGITS, "train.global_batch=2", workers=4) == {"train.global_batch"}
+    wrong = ("train.global_batch=2", "data_parallel.sync.kind='FedAvg'", "train.steps=0")
+    assert _paths(DIGITS, *wrong, devices=4) == {"train.global_batch", "train.steps"}
+
+
 def test_a_batch_larger_than_the_data_is_refused() -> None:
     assert _paths(DIGITS, "train.global_batch=5000") == {"train.global_batch"}
 

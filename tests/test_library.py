@@ -123,6 +123,13 @@ def test_a_tensor_that_wants_gradients_is_no_matter() -> None:
         (lambda x: pr.compress.topk(x.tolist(), 0.1), "x"),
         (lambda x: pr.compress.rotated(x, inner={"kind": "Sign"}), "Rotated.inner"),
         (lambda x: pr.compress.rotated(x, inner="Sign"), "Rotated.inner"),
+        (lambda x: pr.compress.topk(x, "0.1"), "TopK.ratio"),
+        (lambda x: pr.compress.cast(x, 3), "Cast.to"),
+        (lambda x: pr.compress.qsgd(x, generator=5), "generator"),
+        (lambda x: pr.compress.packed("TopK", x), "compress"),
+        (lambda x: pr.compress.packed(Rounded, x), "compress"),
+        (lambda x: pr.aggregate.mean(x.tolist()), "rows"),
+        (lambda x: pr.aggregate.combined("Mean", x), "aggregator"),
     ],
 )
 def test_what_is_not_legal_is_refused_with_what_is(call: Any, path: str) -> None:
@@ -131,6 +138,38 @@ def test_what_is_not_legal_is_refused_with_what_is(call: Any, path: str) -> None
     (violation,) = caught.value.violations
     assert violation.path == path
     assert violation.legal
+
+
+@pytest.mark.parametrize(
+    ("call", "said"),
+    [
+        (lambda x: pr.compress.topk(x, "0.1"), '"0.1" is not legal. Legal: float > 0 and <= 1.'),
+        (lambda x: pr.compress.cast(x, "bf61"), '"bf61" is not legal. Legal: "bf16", "fp16".'),
+        (lambda x: pr.compress.cast(x, 3), '3 is not legal. Legal: "fp16", "bf16".'),
+        (lambda x: pr.compress.packed("topk", x), '"topk" is none. Legal: TopK(...), Dense(...)'),
+        (lambda x: pr.compress.packed(Rounded, x), "is a class, and one that is made of it is"),
+        (lambda x: pr.aggregate.mean([x]), '"list" is not rows of real numbers. Legal: a tensor'),
+    ],
+)
+def test_a_wrong_type_is_refused_with_what_was_given_and_what_is_legal(
+    call: Any, said: str
+) -> None:
+    with pytest.raises(ConfigError) as caught:
+        call(_x())
+    assert said in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("room", "name", "near"),
+    [("compress", "topK", "topk"), ("aggregate", "means", "mean"), ("optim", "Adamw", "AdamW")],
+)
+def test_a_function_that_is_not_there_is_answered_with_those_that_are_like_it(
+    room: str, name: str, near: str
+) -> None:
+    with pytest.raises(AttributeError, match=rf"{room} has no '{name}'. There are: {near}, "):
+        getattr(getattr(pr, room), name)
+    with pytest.raises(AttributeError, match=r"polyreme has no 'trian'. There are: train, "):
+        pr.trian  # noqa: B018
 
 
 def test_a_compressor_in_rounds_has_no_packet() -> None:
@@ -151,6 +190,51 @@ class Rounded(CompressorKind, frozen=True, kw_only=True):
 
     def decode(self, buffers: Any, like: Like) -> torch.Tensor:
         return buffers[0].to(getattr(torch, like.dtype)).view(like.shape)
+
+
+class Wrong(Rounded, frozen=True, kw_only=True):
+    """It does not keep to the form of `Rounded` in one way."""
+
+    way: str
+
+    def encode(self, x: torch.Tensor, state: Any, draw: Draw) -> Any:
+        (held,), state = super().encode(x, state, draw)
+        return {
+            "bare": held,
+            "no state": (held,),
+            "two": ((held, held), state),
+            "list": ((held.tolist(),), state),
+            "dtype": ((held.float(),), state),
+            "length": ((held[:1],), state),
+            "shape": ((held.view(x.shape),), state),
+        }.get(self.way, ((held,), state))
+
+    def decode(self, buffers: Any, like: Like) -> Any:
+        decoded = super().decode(buffers, like)
+        ways = {"flat": decoded.reshape(-1), "double": decoded.double(), "none": None}
+        return ways.get(self.way, decoded)
+
+
+@pytest.mark.parametrize(
+    ("way", "said"),
+    [
+        ("bare", "encode: .* is not buffers and a state"),
+        ("no state", "encode: .* is not buffers and a state"),
+        ("two", r"encode: 2 is the number of buffers, and its form has 1\. Legal: 1"),
+        ("list", r'encode: "list" is not buffer 0 of its form\. Legal: a tensor of int8 of one'),
+        ("dtype", "encode: .*float32 of shape .* is not buffer 0 of its form"),
+        ("length", "encode: .*int8 of shape .* is not buffer 0 of its form.*of length 2"),
+        ("shape", "encode: .*int8 of shape .* is not buffer 0 of its form"),
+        ("flat", r"decode: .*float32 of shape \(2,\).* Legal: float32 of shape \(1, 2\)"),
+        ("double", "decode: .*float64 of shape .* is not like what was encoded"),
+        ("none", 'decode: "NoneType" is not like what was encoded'),
+    ],
+)
+def test_a_compressor_of_ones_own_is_held_to_its_form_at_once(way: str, said: str) -> None:
+    x = torch.tensor([[1.2, -3.7]])
+    with pytest.raises(ConfigError, match=rf"Wrong\.{said}"):
+        pr.compress.packed(Wrong(way=way), x)
+    assert pr.compress.packed(Wrong(way="right"), x).decode().tolist() == [[1.0, -4.0]]
 
 
 def test_a_compressor_of_the_user_s_own_makes_packets() -> None:

@@ -298,7 +298,7 @@ def test_an_unknown_option_is_named_with_those_that_are_known() -> None:
 
 
 def test_an_unknown_rule_is_named_with_those_that_are_known() -> None:
-    with pytest.raises(AttributeError, match=r"no 'SGDM'\. There are: Adam, AdamW"):
+    with pytest.raises(AttributeError, match=r"no 'SGDM'\. There are: SGD, SNGM, SNGD, Adam"):
         _ = pr.optim.SGDM
 
 

@@ -59,6 +59,15 @@ def test_smoothing_all_missing_stays_missing() -> None:
     assert np.isnan(smoothed(np.full(10, np.nan))).all()
 
 
+def test_a_huge_loss_is_in_no_mean_but_those_of_its_windows() -> None:
+    values = np.full(500, 2.5)
+    values[100] = 1e35
+    found = smoothed(values)
+    near = np.abs(np.arange(500) - 100) <= 5
+    np.testing.assert_array_equal(found[~near], 2.5)
+    assert (found[near] > 1e34 / 2).all()
+
+
 def test_totals_of_a_killed_run_are_those_its_summary_would_give(complete: Run) -> None:
     killed = msgspec.structs.replace(complete, summary=None)
     was, found = facts.totals(complete), facts.totals(killed)

@@ -238,3 +238,15 @@ def test_the_target_of_the_spec_is_taken_where_there_is_a_reference(tmp_path: Pa
     with pytest.raises(ConfigError, match="no_such_metric"):
         render([folder], tmp_path / "report.html", reference=folder)
     assert render([folder], tmp_path / "report.html").exists()  # a run's own page needs no target
+
+
+@pytest.mark.filterwarnings("error")
+def test_numbers_that_float32_does_not_hold_are_drawn_without_warnings(tmp_path: Path) -> None:
+    steps = [
+        msgspec.structs.replace(each, lr=1e300, loss=1.7e308 * (-1) ** (each.step // 30))
+        for each in report_run.make_steps(150)
+    ]
+    folder = report_run.write_run(tmp_path / "run", steps=steps)
+    found = figures_of(render([folder], tmp_path / "report.html"))
+    assert (unpacked(found["lr"]["data"][0]["y"]) == 1e300).all()
+    assert np.abs(unpacked(found["learning"]["data"][0]["y"])).max() == 1.7e308

@@ -129,7 +129,7 @@ def test_a_run_without_trouble_says_nothing_of_it(tmp_path: Path) -> None:
 def test_going_on_after_a_run_ended_in_order_is_no_trouble(tmp_path: Path) -> None:
     began = RestartEvent(t=1.0, attempt=0, step=0, devices=2)
     again = RestartEvent(t=30.0, attempt=1, step=4, devices=1)
-    steps = [*steps_of(0, range(1, 5), 1.0), *steps_of(1, range(5, 9), 30.0)]
+    steps = [*steps_of(0, range(1, 5), 1.0), *steps_of(1, range(5, 9), 30.0, loss=4.0)]
     folder = report_run.write_run(tmp_path / "run", steps=steps, others=[began, again])
     run = read_run(folder)
     assert trouble.trouble(run) is None
@@ -170,6 +170,25 @@ def test_a_run_of_skipped_steps_says_so_plainly(tmp_path: Path) -> None:
     assert line in panel(read_run(folder))
     few = msgspec.structs.replace(read_run(folder), steps=tuple(steps[:3]))
     assert trouble.skipped_line(few).startswith("1 of 3 steps (33 %) was skipped")
+
+
+def test_a_run_that_ended_with_a_far_larger_loss_says_so(tmp_path: Path) -> None:
+    def line(name: str, *losses: float | None) -> str:
+        steps = [
+            msgspec.structs.replace(each, loss=loss)
+            for each, loss in zip(steps_of(0, range(1, len(losses) + 1), 0.0), losses, strict=True)
+        ]
+        folder = report_run.write_run(tmp_path / name, steps=steps)
+        found = trouble.worse_line(read_run(folder))
+        assert found in panel(read_run(folder))
+        assert found in shown(render([folder], tmp_path / "report.html"))
+        return found
+
+    said = "The loss rose from 2.30 to 3.50e+07: this run diverged."
+    assert line("last", 2.3, 2.0, 3.5e7).startswith(said)
+    assert line("skipped", None, 2.3, 3.5e7, None).startswith(said)
+    assert line("ten", 2.0, 20.0) == line("back", 2.0, 2e9, 1.0) == line("fit", 0.0, 1.0) == ""
+    assert line("none", None, None) == line("negative", -1.0, 5.0) == ""
 
 
 @pytest.mark.parametrize(

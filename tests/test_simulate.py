@@ -133,6 +133,42 @@ def test_what_cannot_be_simulated_is_refused_before_anything_runs(
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.parametrize("command", [pr.train, pr.simulate])
+def test_a_folder_of_other_things_is_refused_before_anything_runs(
+    tmp_path: Path, command: Any
+) -> None:
+    folder = tmp_path / "mine"
+    folder.mkdir()
+    for name in ("a.py", "b.py", "c.py", "d.py", "spec.toml"):
+        (folder / name).write_text("mine")
+    with pytest.raises(ConfigError, match=r"holds no run, but a.py, b.py, c.py and 1 more. Legal"):
+        command(SPEC, out=folder)
+    assert len(list(folder.iterdir())) == 5
+    assert (folder / "spec.toml").read_text() == "mine"
+    assert not list(tmp_path.glob(".mine.*"))
+
+
+def test_a_folder_that_is_empty_or_of_a_run_is_written_beside_what_lies_there(
+    tmp_path: Path,
+) -> None:
+    folder = tmp_path / "run"
+    folder.mkdir()
+    (folder / "job.out").write_text("of a scheduler")
+    pr.simulate(SPEC, out=folder)
+    (folder / "notes.txt").write_text("mine")
+    pr.simulate(SPEC, out=folder, resume="auto")
+    assert (folder / "notes.txt").exists()
+
+
+def test_a_run_that_diverges_without_a_bad_step_says_so_at_its_end(tmp_path: Path) -> None:
+    (tmp_path / "spec.toml").write_text(spec.dump(api.read(SPEC)))
+    wild = ("--set", "data_parallel.rule={kind='SGD', lr=1e4}")
+    for command in (("simulate",), ("train", "--devices", "2")):
+        said = refusals.command((*command, "spec.toml", "--out", f"run-{command[0]}", *wild))
+        assert said.code == 0, said.err
+        assert "this run diverged" in " ".join(said.out.split())
+
+
 def test_the_command_prints_what_the_run_came_to(tmp_path: Path) -> None:
     (tmp_path / "spec.toml").write_text(spec.dump(api.read(SPEC)))
     said = refusals.command(("simulate", "spec.toml", "--workers", "2", "--out", "run"))

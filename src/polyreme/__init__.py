@@ -50,7 +50,9 @@ class _Package(ModuleType):
             return getattr(importlib.import_module("polyreme.api"), name)
         if name in _ELSEWHERE:
             return getattr(importlib.import_module(f"polyreme.{_ELSEWHERE[name]}"), name)
-        raise AttributeError(f"module 'polyreme' has no attribute {name!r}")
+        from .errors import absent
+
+        raise absent(__name__, name, [each for each in dir(self) if each[0] != "_"])
 
     def __dir__(self) -> list[str]:
         return sorted(["__version__", *_ROOMS, *_FUNCTIONS, *_LIBRARY, *_ELSEWHERE])

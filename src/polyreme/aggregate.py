@@ -5,17 +5,23 @@ One row a worker. Each function gives one vector of d entries, of the rows' type
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, get_args
 
+from .algo.aggregate import Aggregator
+from .algo.aggregate.kind import AggregatorKind
 from .algo.aggregate.majority import MajorityVote
 from .algo.aggregate.mean import Mean
-from .algo.legal import checked
-from .errors import ConfigError, Violation
+from .algo.legal import checked, no_member
+from .errors import ConfigError, Violation, absent
 
 if TYPE_CHECKING:
     import torch
 
-    from .algo.aggregate.kind import AggregatorKind
+_NAMES = ("combined", "majority_vote", "mean")
+
+
+def __getattr__(name: str) -> object:
+    raise absent(__name__, name, _NAMES)
 
 
 def mean(rows: torch.Tensor) -> torch.Tensor:
@@ -47,10 +53,16 @@ def combined(aggregator: AggregatorKind, rows: torch.Tensor) -> torch.Tensor:
     Raises:
         ConfigError: Rows are not (n, d) with n of at least 1, or the aggregator is not legal.
     """
+    import torch
+
+    if not isinstance(aggregator, AggregatorKind):
+        raise no_member("aggregator", aggregator, get_args(Aggregator))
     checked(aggregator, type(aggregator).__name__)
-    shape = tuple(rows.shape)
+    tensor = isinstance(rows, torch.Tensor)
+    shape = tuple(rows.shape) if tensor else ()
     if len(shape) != 2 or not shape[0] or not rows.is_floating_point():
-        value, rule = f"{rows.dtype} of shape {shape}", "is not rows of real numbers"
+        value = f"{rows.dtype} of shape {shape}" if tensor else type(rows).__name__
+        rule = "is not rows of real numbers"
         legal = "a tensor of shape (n, d), n >= 1, of floating point"
         raise ConfigError([Violation(path="rows", value=value, rule=rule, legal=legal)])
     out, _, _ = aggregator.combine(list(rows.detach()), aggregator.init(rows[0].detach()))

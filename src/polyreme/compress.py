@@ -24,3 +24,9 @@ from .algo.compress.functions import terngrad as terngrad
 from .algo.compress.functions import threshold as threshold
 from .algo.compress.functions import topk as topk
 from .algo.compress.functions import variancebased as variancebased
+from .errors import absent as _absent
+
+
+def __getattr__(name: str) -> object:
+    there = [each for each, thing in globals().items() if callable(thing) and each[0] != "_"]
+    raise _absent(__name__, name, sorted(there))

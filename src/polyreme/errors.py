@@ -44,6 +44,12 @@ def nearest_first(name: str, names: Sequence[str]) -> list[str]:
     return list(dict.fromkeys((*like(name, names), *names)))
 
 
+def absent(where: str, name: str, names: Sequence[str]) -> AttributeError:
+    """The error for a name that a module lacks: those that it has, nearest first."""
+    there = ", ".join(nearest_first(name, names))
+    return AttributeError(f"{where} has no {name!r}. There are: {there}", name=name)
+
+
 def literal(value: Any) -> str:
     """A value on one line as it is typed in TOML; whatever TOML lacks as Python shows it.
 

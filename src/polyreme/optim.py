@@ -21,7 +21,7 @@ from .algo.legal import made
 from .algo.optimizer import RuleOptimizer
 from .algo.rule import Rule
 from .algo.rule.kind import RuleKind
-from .errors import ConfigError, Violation
+from .errors import ConfigError, Violation, absent
 
 
 class OwnOptimizer(RuleOptimizer):
@@ -144,8 +144,7 @@ def __getattr__(name: str) -> type[OwnOptimizer]:
     try:
         return _OPTIMIZERS[name]
     except KeyError:
-        listed = ", ".join(__all__)
-        raise AttributeError(f"polyreme.optim has no {name!r}. There are: {listed}") from None
+        raise absent(__name__, name, __all__) from None
 
 
 def __dir__() -> list[str]:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from typing import Any, TypeVar, get_args, get_type_hints
+from collections.abc import Mapping, Sequence
+from types import NoneType, UnionType
+from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 import msgspec
 
-from ..errors import ConfigError, Violation
+from ..errors import ConfigError, Violation, literal, nearest_first
 
 _Member = TypeVar("_Member", bound=msgspec.Struct)
 
@@ -35,9 +36,8 @@ def checked(member: _Member, name: str) -> _Member:
         if field not in member.__struct_fields__:
             continue
         value = getattr(member, field)
-        rule = _broken(value, hint)
-        if rule is not None:
-            legal = rule.removeprefix("Expected ").split(", got ")[0].replace("`", "")
+        legal = _broken(value, hint)
+        if legal is not None:
             shown = value if isinstance(value, bool | int | float | str) else repr(value)
             rule = "is not legal"
             found.append(Violation(path=f"{name}.{field}", value=shown, rule=rule, legal=legal))
@@ -56,7 +56,21 @@ def _members(hint: Any) -> list[type]:
     return [kind for part in get_args(hint) for kind in _members(part)]
 
 
+def no_member(path: str, value: object, kinds: Sequence[type]) -> ConfigError:
+    """The error for what is none of these, such as a name or a class: which there are."""
+    names = [kind.__name__ for kind in kinds]
+    shown = value if isinstance(value, bool | int | float | str) else repr(value)
+    rule = "is none"
+    if isinstance(value, type):
+        shown, rule = value.__name__, "is a class, and one that is made of it is wanted"
+        names = names if value in kinds else [value.__name__, *names]
+    near = nearest_first(shown, names) if isinstance(shown, str) else names
+    legal = ", ".join(f"{each}(...)" for each in near)
+    return ConfigError([Violation(path=path, value=shown, rule=rule, legal=legal)])
+
+
 def _broken(value: Any, hint: Any) -> str | None:
+    """What is legal, where the value is not."""
     if isinstance(value, float) and not math.isfinite(value):
         return "a finite number"
     if isinstance(value, msgspec.Struct):
@@ -66,6 +80,36 @@ def _broken(value: Any, hint: Any) -> str | None:
         return ", ".join(f"{kind.__name__}(...)" for kind in kinds)
     try:
         msgspec.convert(value, hint)
-    except msgspec.ValidationError as error:
-        return str(error)
+    except msgspec.ValidationError:
+        return _legal(hint, value)
     return None
+
+
+_BOUNDS = {"gt": ">", "ge": ">=", "lt": "<", "le": "<="}
+
+
+def _legal(hint: Any, value: object) -> str:
+    """The values of a type in words, those like `value` first.
+
+    >>> _legal(Annotated[float, msgspec.Meta(gt=0, le=1)] | None, 2.0)
+    'float > 0 and <= 1, None'
+    """
+    if hint is NoneType:
+        return "None"
+    parts = get_args(hint)
+    if get_origin(hint) is Literal:
+        names = [each for each in parts if isinstance(each, str)]
+        near = nearest_first(value, names) if isinstance(value, str) else names
+        return ", ".join(map(literal, dict.fromkeys((*near, *parts))))
+    if get_origin(hint) is Annotated:
+        metas = [each for each in parts[1:] if isinstance(each, msgspec.Meta)]
+        bounds = [
+            f"{sign} {getattr(meta, name):g}"
+            for meta in metas
+            for name, sign in _BOUNDS.items()
+            if getattr(meta, name) is not None
+        ]
+        return " ".join((_legal(parts[0], value), " and ".join(bounds))).strip()
+    if get_origin(hint) in (UnionType, Union):
+        return ", ".join(_legal(each, value) for each in parts)
+    return str(getattr(hint, "__name__", hint))

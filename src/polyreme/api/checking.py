@@ -102,7 +102,8 @@ def _counts(spec: specs.Spec) -> bool:
     asked += [spec.train.min_devices, spec.cluster.devices]
     if any(number is not None for number in asked):
         return True
-    return spec.data_parallel.topology != DataParallel().topology
+    topology = DataParallel().topology
+    return spec.data_parallel.topology != topology or not spec.data_parallel.is_plain
 
 
 def _n_workers(spec: specs.Spec, cluster: Cluster | None) -> int | None:

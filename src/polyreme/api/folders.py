@@ -22,6 +22,10 @@ from ..profile.record import Profile
 
 LOG = "log.jsonl"
 PLAN = "plan.json"
+_MARKS = (LOG, "checkpoints", ".start.json")  # in a folder that a run has written
+_FIRST = ("spec.toml", ".spec.toml.partial", PLAN, "profile.json", "ranks")  # may be there before
+_PRINTED = (".log", ".txt", ".out", ".err")  # what a shell or a scheduler writes beside a run
+_MOST_NAMED = 3
 
 
 @contextmanager
@@ -29,7 +33,7 @@ def claimed(folder: Path) -> Iterator[None]:
     """Keep other commands on this machine from writing the same run folder meanwhile.
 
     Raises:
-        ConfigError: another one is at it, or the folder cannot be made.
+        ConfigError: another one is at it, the folder cannot be made, or it holds other things.
     """
     refuse_file(folder)
     mark = folder.parent / f".{folder.name}.lock"
@@ -43,6 +47,7 @@ def claimed(folder: Path) -> Iterator[None]:
         ) from error
     with lock:
         try:
+            _refuse_foreign(folder)
             yield
         finally:
             mark.unlink(missing_ok=True)
@@ -145,6 +150,21 @@ def refuse_file(folder: Path) -> None:
     if not above.is_dir():
         rule, legal = "is a file", "a folder to write, or one that does not exist yet"
         raise ConfigError([Violation(path="--out", value=str(above), rule=rule, legal=legal)])
+
+
+def _refuse_foreign(folder: Path) -> None:
+    """Raise ConfigError if the run folder is there and holds something, and no run wrote it."""
+    try:
+        held = sorted(each.name for each in folder.iterdir())
+    except OSError:  # it is not there, or what is done with it says what is wrong
+        return
+    foreign = [name for name in held if name not in _FIRST and Path(name).suffix not in _PRINTED]
+    if not foreign or any(mark in held for mark in _MARKS):
+        return
+    more = f" and {len(foreign) - _MOST_NAMED} more" if len(foreign) > _MOST_NAMED else ""
+    rule = f"holds no run, but {', '.join(foreign[:_MOST_NAMED])}{more}"
+    legal = "the folder of a run, an empty one, or one that does not exist yet"
+    raise ConfigError([Violation(path="--out", value=str(folder), rule=rule, legal=legal)])
 
 
 def refuse_absent(resume: str | None) -> None:

@@ -20,6 +20,7 @@ from ..sample import SampleSpec
 from ..spec import Spec, check
 from ..spec.fit import matched
 from ..spec.partial import checked
+from ..spec.rules import workers_without_sample
 
 if TYPE_CHECKING:
     from ..cluster.accelerator import Accelerator
@@ -112,7 +113,10 @@ def simulated_of(workers: int) -> tuple[Cluster, Accelerator]:
 
 
 def split(spec: Spec, workers: int) -> Iterator[Violation]:
-    """What of a split a simulation would leave aside: each of its workers is one device."""
+    """What of a split a simulation would leave aside: each of its workers is one device.
+
+    All of them train, with a part of the batch each.
+    """
     parallel = spec.parallel
     if parallel.plan is not None:
         rule = "is not simulated: each worker has the whole model on one device"
@@ -127,6 +131,8 @@ def split(spec: Spec, workers: int) -> Iterator[Violation]:
         rule = "is not the number of simulated workers"
         legal = f"{workers} (or leave it out)"
         yield Violation(path="parallel.replica", value=parallel.replica, rule=rule, legal=legal)
+    elif parallel.replica is None and spec.data_parallel.is_plain:  # others are judged by `check`
+        yield from workers_without_sample(spec, workers)
 
 
 def here(spec: Spec, devices: int | None) -> tuple[Cluster, Accelerator]:

@@ -15,6 +15,7 @@ import numpy as np
 
 MAX_POINTS = 2000  # of one curve; a curve is drawn on at most about 1200 pixels
 MAX_MARKS = 200  # of one kind of event
+_MOST_F4 = float(np.finfo(np.float32).max)
 Trace = dict[str, Any]
 
 
@@ -49,8 +50,12 @@ class Axes(msgspec.Struct, frozen=True):
 
 
 def packed(values: np.ndarray) -> dict[str, str]:
-    """An array in plotly's binary form; integers as int32, everything else as float32."""
-    kind = "i4" if values.dtype.kind in "iu" and values.size and values.max() < 2**31 else "f4"
+    """An array in plotly's binary form; integers as int32, numbers that float32 holds as that."""
+    if values.dtype.kind in "iu" and values.size and values.max() < 2**31:
+        kind = "i4"
+    else:
+        huge = np.isfinite(values) & (np.abs(values) > _MOST_F4)
+        kind = "f8" if huge.any() else "f4"
     data = np.ascontiguousarray(values.astype(f"<{kind}"))
     return {"dtype": kind, "bdata": base64.b64encode(data.tobytes()).decode()}
 
@@ -82,15 +87,32 @@ def smoothed(values: np.ndarray) -> np.ndarray:
     """
     n = len(values)
     known = np.isfinite(values)
-    sums = np.concatenate([[0.0], np.cumsum(np.where(known, values, 0.0))])
-    counts = np.concatenate([[0], np.cumsum(known)])
     place = np.arange(n)
-    half = np.minimum(max(2, n // 100), place)
+    most = max(2, n // 100)
+    half = np.minimum(most, place)
     low, high = place - half, np.minimum(place + half + 1, n)
-    found = counts[high] - counts[low]
+    found = _windows(known.astype(np.float64), low, high, 2 * most + 1)
     means = np.full(n, np.nan)
-    np.divide(sums[high] - sums[low], found, where=found > 0, out=means)
+    with np.errstate(over="ignore"):  # a mean that float64 does not hold is infinite: a gap
+        sums = _windows(np.where(known, values, 0.0), low, high, 2 * most + 1)
+    np.divide(sums, found, where=found > 0, out=means)
     return means
+
+
+def _windows(values: np.ndarray, low: np.ndarray, high: np.ndarray, width: int) -> np.ndarray:
+    """Sums of values[low:high]: of `width` entries, fewer only at the start and at the end.
+
+    Each is the end of one block and the start of the next. Nothing is subtracted, so that a huge
+    value is in no sum but its own.
+    """
+    n_blocks = -(-len(values) // width)
+    blocks = np.zeros((n_blocks, width))
+    blocks.reshape(-1)[: len(values)] = values
+    until = np.cumsum(blocks, axis=1).reshape(-1)[high - 1]
+    since = np.cumsum(blocks[:, ::-1], axis=1)[:, ::-1].reshape(-1)[low]
+    one_block = low // width == (high - 1) // width
+    sums: np.ndarray = np.where(one_block, np.where(low % width == 0, until, since), since + until)
+    return sums
 
 
 class Plot:

@@ -45,8 +45,8 @@ def spikes(steps: Sequence[StepEvent]) -> tuple[Spike, ...]:
     """
     known = [event for event in steps if event.loss is not None and np.isfinite(event.loss)]
     losses = np.array([event.loss for event in known], dtype=np.float64)
-    usual = usual_losses(losses)
-    with np.errstate(invalid="ignore"):
+    with np.errstate(over="ignore", invalid="ignore"):  # beside huge losses nothing is usual
+        usual = usual_losses(losses)
         found = np.flatnonzero(losses - usual[0] > usual[1])
     groups: list[list[int]] = []
     for index in found.tolist():

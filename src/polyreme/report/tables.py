@@ -26,7 +26,7 @@ from .facts import (
 )
 from .figures import BASELINES
 from .runs import Run
-from .trouble import place, restart_line, run_spikes, skipped_line
+from .trouble import place, restart_line, run_spikes, skipped_line, worse_line
 from .words import UNKNOWN, count, factor, number, percent, seconds, size
 
 if TYPE_CHECKING:
@@ -235,7 +235,8 @@ def show_run(run: Run, console: Console) -> None:
     lines += [
         Text.assemble(("✗ ", "red"), _fault_text(run, index)) for index in range(len(run.faults))
     ]
-    lines += [Text(line, style="yellow") for line in (skipped_line(run), restart_line(run)) if line]
+    said = (skipped_line(run), worse_line(run), restart_line(run))
+    lines += [Text(line, style="yellow") for line in said if line]
     lines += [_rich_factors(run), Text(meaning_of_w(run, parts), style="dim"), Text()]
     lines.append(_rich_rows(outcome_rows(run)))
     shares = time_shares(run)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from typing import Any
 
@@ -19,6 +20,7 @@ TITLES = {
     "failed": "This run failed.",
     "done": "There was trouble on the way; the run came to its end.",
 }
+WORSE = 10.0  # times the first loss: a run that ends above that is said to have diverged
 SAVE = "save"  # the operation of a fault in a checkpoint
 
 
@@ -27,13 +29,13 @@ def trouble(run: Run) -> dict[str, Any] | None:
 
     That a run which ended in order was gone on with is none: no step was taken back.
     """
-    skipped, again = skipped_line(run), restarts(run)
+    skipped, worse, again = skipped_line(run), worse_line(run), restarts(run)
     lost = not led_to_end(run).all()
-    if not (run.faults or lost or skipped or run.ranks or run.status == "failed"):
+    if not (run.faults or lost or skipped or worse or run.ranks or run.status == "failed"):
         return None
     return {
         "title": TITLES.get(run.status, "Something went wrong."),
-        "lines": [line for line in (skipped, restart_line(run)) if line],
+        "lines": [line for line in (skipped, worse, restart_line(run)) if line],
         "faults": [
             {
                 "when": f"{seconds(event.t)}, attempt {event.attempt}",
@@ -87,6 +89,19 @@ def skipped_line(run: Run) -> str:
     if 2 * n_skipped > n_steps:
         line = f"Most of this run taught the model nothing: {line}"
     return line
+
+
+def worse_line(run: Run) -> str:
+    """That the last loss stands far above the first; empty where it does not."""
+    led = led_to_end(run)
+    kept = [e.loss for e, kept in zip(run.steps, led, strict=True) if kept and e.loss is not None]
+    losses = [loss for loss in kept if math.isfinite(loss)]
+    if not losses or not 0 < WORSE * losses[0] < losses[-1]:
+        return ""
+    return (
+        f"The loss rose from {number(losses[0])} to {number(losses[-1])}: this run diverged. "
+        "Try a smaller learning rate, or a longer warm-up."
+    )
 
 
 def restart_line(run: Run) -> str:

@@ -20,7 +20,7 @@ _SPACE = ("replica", "shard", "tp", "cp", "pp")
 def impossible(spec: Spec, n_devices: int | None) -> list[Violation]:
     """Every combination of a spec that cannot run, on so many devices if they are known."""
     rules: tuple[Callable[[], Iterator[Violation]], ...] = (
-        partial(_batch, spec),
+        partial(_batch, spec, n_devices),
         partial(_metric, spec),
         partial(_heldout, spec),
         partial(_best, spec),
@@ -53,13 +53,26 @@ def _sequence(spec: Spec) -> Iterator[Violation]:
         yield Violation(path="train.seq_len", value=given, rule=rule, legal="leave it out")
 
 
-def _batch(spec: Spec) -> Iterator[Violation]:
+def _batch(spec: Spec, n_devices: int | None) -> Iterator[Violation]:
     replica, shard = spec.parallel.replica or 1, spec.parallel.shard or 1
     batch = spec.train.global_batch
     if batch < replica * shard:
-        rule = f"leaves some of replica {replica} x shard {shard} without a sample"
-        legal = f"{replica * shard} (or any integer >= {replica * shard})"
-        yield Violation(path="train.global_batch", value=batch, rule=rule, legal=legal)
+        yield _without_sample(batch, replica * shard, f"replica {replica} x shard {shard}")
+    elif n_devices is not None and spec.parallel.replica is None and spec.parallel.plan is None:
+        # Plain training leaves devices out; an algorithm's workers are all of them.
+        yield from () if spec.data_parallel.is_plain else workers_without_sample(spec, n_devices)
+
+
+def workers_without_sample(spec: Spec, n_workers: int) -> Iterator[Violation]:
+    """A batch that is too small for so many workers: it is split over all of them."""
+    batch = spec.train.global_batch
+    if batch < n_workers:
+        yield _without_sample(batch, n_workers, f"{n_workers} workers")
+
+
+def _without_sample(batch: int, n: int, whom: str) -> Violation:
+    rule, legal = f"leaves some of {whom} without a sample", f"{n} (or any integer >= {n})"
+    return Violation(path="train.global_batch", value=batch, rule=rule, legal=legal)
 
 
 def _metric(spec: Spec) -> Iterator[Violation]:

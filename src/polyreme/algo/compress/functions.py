@@ -8,12 +8,13 @@ between two workers. Options that are not legal raise ConfigError.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, get_args
 
 from ...errors import ConfigError, Violation
 from ..draw import Draw
-from ..legal import checked
+from ..legal import checked, no_member
 from ..packet import Like, Packet
+from . import Compressor, own
 from .ada_comp import AdaComp
 from .atomo import ATOMO
 from .cast import Cast
@@ -40,33 +41,49 @@ if TYPE_CHECKING:
 def packed(
     kind: CompressorKind, x: torch.Tensor, generator: torch.Generator | None = None
 ) -> Packet:
-    """What any compressor, one's own too, makes of a tensor as its first packet."""
+    """What any compressor, one's own too, makes of a tensor as its first packet.
+
+    One's own is held to its form, and to the shape and type that it decodes to.
+    """
     import torch
 
-    _packets(kind, x)
+    _packets(kind, x, generator)
     device = "cpu" if generator is None else generator.device
     seed = int(torch.randint(1 << 62, (), generator=generator, device=device))
     like = Like.of(x)
     detached = x.detach()
-    buffers, _ = kind.encode(detached, kind.init(like), Draw(seed=seed, worker=0, step=0))
-    return Packet(buffers=buffers, like=like, kind=kind)
+    encoded = kind.encode(detached, kind.init(like), Draw(seed=seed, worker=0, step=0))
+    if type(kind) in get_args(Compressor):
+        return Packet(buffers=encoded[0], like=like, kind=kind)
+    packet = Packet(buffers=own.buffers(encoded, kind, like), like=like, kind=kind)
+    own.decodes(packet)
+    return packet
 
 
-def _packets(kind: CompressorKind, x: torch.Tensor) -> None:
+def _packets(kind: CompressorKind, x: torch.Tensor, generator: torch.Generator | None) -> None:
     """Raises ConfigError unless the compressor is legal and makes packets of such a tensor."""
     import torch
 
+    if not isinstance(kind, CompressorKind):
+        raise no_member("compress", kind, [e for e in get_args(Compressor) if not e.in_rounds])
     name = type(kind).__name__
     checked(kind, name)
+    found = []
     if kind.in_rounds:
         rule = "exchanges in rounds among all workers, and so has no packets"
         legal = "any compressor that makes packets"
-        raise ConfigError([Violation(path="compress", value=name, rule=rule, legal=legal)])
+        found.append(Violation(path="compress", value=name, rule=rule, legal=legal))
     tensor = isinstance(x, torch.Tensor)
     if not (tensor and x.is_floating_point()):
         value = str(x.dtype) if tensor else type(x).__name__
         rule, legal = "is no tensor of real numbers", "float32, float64, bfloat16, float16"
-        raise ConfigError([Violation(path="x", value=value, rule=rule, legal=legal)])
+        found.append(Violation(path="x", value=value, rule=rule, legal=legal))
+    if not isinstance(generator, torch.Generator | None):
+        rule, legal = "is no generator", "torch.Generator(), None"
+        value = repr(generator)
+        found.append(Violation(path="generator", value=value, rule=rule, legal=legal))
+    if found:
+        raise ConfigError(found)
 
 
 def dense(x: torch.Tensor) -> Packet:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar
 
 import msgspec
 
+from ...errors import Violation
 from .. import exchange
 from ..effects import Agree, Combine, Numbers, Program, Record
 from ..feedback.kind import Turn
@@ -44,14 +45,22 @@ class FedAvg(SyncKind, frozen=True, kw_only=True, tag="FedAvg", tag_field="kind"
 
     Attributes:
         fraction: Share of the clients with data that is sampled, rounded down; at least one is.
-        epochs: Local passes over a client's own samples.
+        epochs: Local passes over a client's own samples; 1 where neither is given.
         batches: Local batches instead of epochs.
     """
 
     in_step: ClassVar[bool] = False
     fraction: Annotated[float, msgspec.Meta(gt=0, le=1)] = 1.0
-    epochs: Annotated[int, msgspec.Meta(ge=1)] = 1
+    epochs: Annotated[int, msgspec.Meta(ge=1)] | None = None
     batches: Annotated[int, msgspec.Meta(ge=1)] | None = None
+
+    def check(self) -> list[Violation]:
+        """At most one of epochs and batches."""
+        if self.epochs is None or self.batches is None:
+            return []
+        rule = "stands beside data_parallel.sync.epochs; at most one of them is wanted"
+        path = "data_parallel.sync.batches"
+        return [Violation(path=path, value=self.batches, rule=rule, legal="leave it out")]
 
     def init(self, algorithm: DataParallel, params: torch.Tensor, me: Worker) -> State:
         """Parameters, the state of exchanges, and the batches that this client took."""
@@ -127,11 +136,12 @@ class FedAvg(SyncKind, frozen=True, kw_only=True, tag="FedAvg", tag_field="kind"
         """Whether these batches are a round's; one without samples ends it too."""
         if self.batches is not None:
             return len(came) >= self.batches
+        epochs = self.epochs or 1
         if not me.n_samples:
-            return len(came) >= self.epochs
+            return len(came) >= epochs
         if came and not came[-1].n_samples:
             return True
-        return sum(each.n_samples for each in came) >= self.epochs * me.n_samples
+        return sum(each.n_samples for each in came) >= epochs * me.n_samples
 
 
 def _holdings(params: torch.Tensor, me: Worker) -> Program[tuple[float, ...]]:
