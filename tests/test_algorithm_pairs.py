@@ -145,7 +145,7 @@ def _rows() -> list[dict[str, int]]:
         for pair in _pairs(row):
             left.pop(pair, None)
         left.pop(first, None)
-        rows.append(row)
+        rows.append({axis: row[axis] for axis in AXES})
     return rows
 
 
