@@ -237,6 +237,19 @@ def test_a_compressor_of_ones_own_is_held_to_its_form_at_once(way: str, said: st
     assert pr.compress.packed(Wrong(way="right"), x).decode().tolist() == [[1.0, -4.0]]
 
 
+class Unfinished(CompressorKind, frozen=True, kw_only=True, tag="Unfinished", tag_field="kind"):
+    """Says what its packets are, and not how they are made."""
+
+    def form(self, like: Like) -> tuple[Buffer, ...]:
+        """All entries."""
+        return (Buffer(dtype=like.dtype, length=like.n_entries),)
+
+
+def test_what_an_own_compressor_lacks_is_named() -> None:
+    with pytest.raises(NotImplementedError, match=r"test_library\.Unfinished must define 'encode'"):
+        pr.compress.packed(Unfinished(), _x())
+
+
 def test_a_compressor_of_the_user_s_own_makes_packets() -> None:
     packet = pr.compress.packed(Rounded(), torch.tensor([[1.2, -3.7]]))
     assert packet.nbytes == 2

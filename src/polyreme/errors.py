@@ -50,6 +50,12 @@ def absent(where: str, name: str, names: Sequence[str]) -> AttributeError:
     return AttributeError(f"{where} has no {name!r}. There are: {there}", name=name)
 
 
+def undefined(member: object, method: str) -> NotImplementedError:
+    """The error for what every member of its part must define, and this one does not."""
+    kind = type(member)
+    return NotImplementedError(f"{kind.__module__}.{kind.__qualname__} must define {method!r}")
+
+
 def literal(value: Any) -> str:
     """A value on one line as it is typed in TOML; whatever TOML lacks as Python shows it.
 

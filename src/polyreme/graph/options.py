@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import msgspec
 
-from ..errors import ConfigError, Violation, literal, nearest_first
+from ..errors import ConfigError, Violation, literal, nearest_first, undefined
 from ..nearby import nearby
 from .presets import PRESETS
 from .reads import Reads, of_configuration, task_of
@@ -58,7 +58,7 @@ class _Kind(
 
     def graph(self, sample: SampleSpec) -> LayerGraph:
         """The model as layers, for samples of this form. Raises ConfigError where they differ."""
-        raise NotImplementedError
+        raise undefined(self, "graph")
 
 
 class Preset(_Kind, frozen=True, kw_only=True, tag="preset"):

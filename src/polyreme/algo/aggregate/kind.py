@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import msgspec
 
+from ...errors import undefined
+
 if TYPE_CHECKING:
     import torch
 
@@ -32,4 +34,4 @@ class AggregatorKind(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
         A worker that has nothing to give (no labels, not sampled) is no row.
         """
-        raise NotImplementedError
+        raise undefined(self, "combine")

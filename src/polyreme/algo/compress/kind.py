@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 import msgspec
 
+from ...errors import undefined
 from ..packet import Buffer, Like
 
 if TYPE_CHECKING:
@@ -69,7 +70,7 @@ class CompressorKind(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
     def form(self, like: Like) -> tuple[Buffer, ...]:
         """The buffers of a packet of such a tensor."""
-        raise NotImplementedError
+        raise undefined(self, "form")
 
     def init(self, like: Like) -> State:
         """State before the first packet."""
@@ -79,7 +80,7 @@ class CompressorKind(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         self, x: torch.Tensor, state: State, draw: Draw
     ) -> tuple[tuple[torch.Tensor, ...], State]:
         """Buffers of a tensor, and the next state."""
-        raise NotImplementedError
+        raise undefined(self, "encode")
 
     def encode_rows(
         self, rows: torch.Tensor, draws: Sequence[Draw]
@@ -87,15 +88,15 @@ class CompressorKind(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         """Of several tensors alike, each a row of all its entries: buffers as rows, and what they
         decode to, to the bit.
         """  # noqa: D205
-        raise NotImplementedError
+        raise undefined(self, "encode_rows")
 
     def decode(self, buffers: tuple[torch.Tensor, ...], like: Like) -> torch.Tensor:
         """The tensor that was meant, of that shape and type."""
-        raise NotImplementedError
+        raise undefined(self, "decode")
 
     def kept(self, buffers: tuple[torch.Tensor, ...], like: Like) -> torch.Tensor:
         """Which entries the packet holds, as booleans of that shape; of sparse ones alone."""
-        raise NotImplementedError
+        raise undefined(self, "kept")
 
     def exchange(
         self,
@@ -108,4 +109,4 @@ class CompressorKind(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         """Of several tensors at once: aggregates over all workers, what of this worker's own is
         in them (what feedback takes as sent), and the next states.
         """  # noqa: D205
-        raise NotImplementedError
+        raise undefined(self, "exchange")

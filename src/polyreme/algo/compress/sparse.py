@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar
 
+from ...errors import undefined
 from ..packet import Like
 from . import places
 from .kind import CompressorKind
@@ -21,7 +22,7 @@ class SparseKind(CompressorKind, frozen=True, kw_only=True):
         self, buffers: tuple[torch.Tensor, ...], like: Like
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Indices of the entries that a packet holds, in rising order, and their values."""
-        raise NotImplementedError
+        raise undefined(self, "held")
 
     def decode(self, buffers: tuple[torch.Tensor, ...], like: Like) -> torch.Tensor:
         """Zero but for the entries that were sent."""

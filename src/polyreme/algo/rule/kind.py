@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 
+from ...errors import undefined
+
 if TYPE_CHECKING:
     import torch
 
@@ -72,7 +74,7 @@ class RuleKind(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         All three vectors are laid out by `layout`. One that needs a sum over the parts of a split
         replica is a generator of `SumShards`.
         """
-        raise NotImplementedError
+        raise undefined(self, "update")
 
     def native(self, params: Sequence[torch.Tensor]) -> torch.optim.Optimizer | None:
         """An optimizer of torch that does the same, to each entry apart, if there is one."""

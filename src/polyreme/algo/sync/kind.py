@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import msgspec
 
+from ...errors import undefined
 from .. import exchange
 from ..effects import Compute, Computed, Program, settled
 
@@ -49,7 +50,7 @@ class SyncKind(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     def round(self, algorithm: DataParallel, state: State, me: Worker) -> Program[State]:
         """One round."""
-        raise NotImplementedError
+        raise undefined(self, "round")
 
     def agrees(self, algorithm: DataParallel) -> bool:
         """Whether all workers' `model` is the same between rounds, to the bit."""

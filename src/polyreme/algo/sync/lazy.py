@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 
+from ...errors import undefined
 from .. import exchange
 from ..effects import Program
 from ..norm import length
@@ -47,13 +48,13 @@ class Lazy(EveryStep, frozen=True, kw_only=True):
 
     def watched(self, params: torch.Tensor) -> State:
         """What else is kept to tell whether to be silent, before the first step."""
-        raise NotImplementedError
+        raise undefined(self, "watched")
 
     def lazy(
         self, aim: torch.Tensor, lacks: torch.Tensor, known: State
     ) -> Program[tuple[bool, State]]:
         """Whether to be silent where others lack that much of what is meant; what else is kept."""
-        raise NotImplementedError
+        raise undefined(self, "lazy")
 
     def given(
         self,

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import msgspec
 
+from ...errors import undefined
 from ..effects import Combine, Program
 from ..packet import Message, total
 from .cost import Cost
@@ -72,7 +73,7 @@ class TopologyKind(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         `function` is given packets alike of all workers, as `combine` is. `draw` is for packets
         of the way back; without one they are dense.
         """
-        raise NotImplementedError
+        raise undefined(self, "serve")
 
     def cost(self, n: int, nbytes: int, *, adds: bool = True) -> Cost:
         """What `sum` of messages of so many bytes costs, or, unless they add, `combine`.
@@ -80,7 +81,7 @@ class TopologyKind(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         Bytes of `sum` are those of messages that divide evenly among workers; chunks that differ
         by an entry add less than an entry a message, and chunks of no entries are not sent.
         """
-        raise NotImplementedError
+        raise undefined(self, "cost")
 
     def mix(
         self, x: torch.Tensor, state: State, me: Worker, turn: Turn, algorithm: DataParallel
@@ -89,4 +90,4 @@ class TopologyKind(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
         `x` is the model after this worker's own step (or steps).
         """
-        raise NotImplementedError
+        raise undefined(self, "mix")

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import msgspec
 
-from ...errors import Violation
+from ...errors import Violation, undefined
 
 Positive = Annotated[float, msgspec.Meta(gt=0)]
 Share = Annotated[float, msgspec.Meta(ge=0, le=1)]
@@ -20,7 +20,7 @@ class ComputeKind(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
     def gradient_s(self, rank: int, n: int, batch: int, seed: int) -> float:
         """Seconds of one gradient of worker `rank` of n."""
-        raise NotImplementedError
+        raise undefined(self, "gradient_s")
 
     def refused(self, path: str) -> list[Violation]:
         """What is wrong beyond types; `path` is where the model stands in the spec."""

@@ -8,7 +8,7 @@ from typing import Annotated, NamedTuple
 
 import msgspec
 
-from ...errors import Violation
+from ...errors import Violation, undefined
 
 Latency = Annotated[float, msgspec.Meta(ge=0)]
 Rate = Annotated[float, msgspec.Meta(gt=0)]
@@ -43,7 +43,7 @@ class NetworkKind(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
     def way(self, source: int, to: int, n: int) -> Way:
         """Of messages between two of n workers."""
-        raise NotImplementedError
+        raise undefined(self, "way")
 
     def refused(self, n: int, path: str) -> list[Violation]:
         """What is wrong for n workers; `path` is where the network stands in the spec."""

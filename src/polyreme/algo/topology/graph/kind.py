@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 import msgspec
 
-from ....errors import Violation
+from ....errors import Violation, undefined
 
 if TYPE_CHECKING:
     import torch
@@ -35,7 +35,7 @@ class GraphKind(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
     def neighbours(self, n: int, step: int, seed: int) -> list[set[int]]:
         """Of whom each worker takes."""
-        raise NotImplementedError
+        raise undefined(self, "neighbours")
 
     def weights(self, n: int, step: int, seed: int = 0) -> torch.Tensor:
         """W of a step, in float64."""

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import msgspec
 
+from ....errors import undefined
 from ...effects import Program
 
 if TYPE_CHECKING:
@@ -47,4 +48,4 @@ class MethodKind(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         algorithm: DataParallel,
     ) -> Program[tuple[torch.Tensor, State]]:
         """The model after the exchange, of the one after the worker's own step; the next state."""
-        raise NotImplementedError
+        raise undefined(self, "mix")
