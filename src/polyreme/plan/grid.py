@@ -1,0 +1,148 @@
+"""A plan's devices as a grid: pipeline ranks, of replicas, of shards, of tensor parts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from .ir import Leaf, Plan, ShardTree, Split, axes, degree, devices
+
+INNER_AXES = ("replica", "shard", "tp")  # of a stage, outermost first
+
+
+class Degrees(msgspec.Struct, frozen=True, kw_only=True):
+    """Into how many parts each axis of a stage cuts it."""
+
+    replica: int = 1
+    shard: int = 1
+    tp: int = 1
+
+    @property
+    def n_devices(self) -> int:
+        """Devices of the stage."""
+        return self.replica * self.shard * self.tp
+
+    @property
+    def data(self) -> int:
+        """Devices that share the batch; the parts of one tensor count as one of them."""
+        return self.replica * self.shard
+
+
+class Cell(msgspec.Struct, frozen=True, kw_only=True):
+    """Where a device lies in the grid."""
+
+    pipe: int
+    replica: int
+    shard: int
+    tp: int
+
+
+class Grid(msgspec.Struct, frozen=True, kw_only=True):
+    """Devices of a plan whose layers are all split alike.
+
+    `pipes` holds the devices of each pipeline rank, in the order of the split: replica by
+    replica, in it shard by shard, and the tensor parts of one shard side by side. `holders` holds
+    the pipeline ranks of each stage, one for each of its placements.
+    """
+
+    degrees: Degrees
+    pipes: tuple[tuple[int, ...], ...]
+    holders: tuple[tuple[int, ...], ...]
+
+    @property
+    def replica(self) -> int:
+        """Complete copies of the model."""
+        return self.degrees.replica
+
+    @property
+    def shard(self) -> int:
+        """Devices of a replica that share its batch."""
+        return self.degrees.shard
+
+    @property
+    def tp(self) -> int:
+        """Parts of a tensor."""
+        return self.degrees.tp
+
+    @property
+    def pp(self) -> int:
+        """Pipeline ranks."""
+        return len(self.pipes)
+
+    @property
+    def devices(self) -> tuple[int, ...]:
+        """All devices, pipeline rank by pipeline rank."""
+        return tuple(device for row in self.pipes for device in row)
+
+    def cell(self, device: int) -> Cell:
+        """Where a device lies; ValueError if it is not part of the grid."""
+        pipe, place = divmod(self.devices.index(device), self.degrees.n_devices)
+        data, tp = divmod(place, self.tp)
+        replica, shard = divmod(data, self.shard)
+        return Cell(pipe=pipe, replica=replica, shard=shard, tp=tp)
+
+    def data_rank(self, device: int) -> int:
+        """Which share of every batch is the device's."""
+        cell = self.cell(device)
+        return cell.replica * self.shard + cell.shard
+
+    def stages_of(self, pipe: int) -> tuple[int, ...]:
+        """Stages that a pipeline rank holds, in any of their copies."""
+        return tuple(stage for stage, pipes in enumerate(self.holders) if pipe in pipes)
+
+
+def even_split(devices: Sequence[int], degrees: Degrees) -> ShardTree:
+    """The devices as replicas of shards of tensor parts; an axis of degree 1 adds no node.
+
+    >>> even_split((4, 5), Degrees(tp=2)).axis
+    'tp'
+    """
+    assert degrees.n_devices == len(devices), "degrees must multiply to the devices"
+    nodes: list[ShardTree] = [Leaf(device) for device in devices]
+    for axis in reversed(INNER_AXES):
+        n = getattr(degrees, axis)
+        if n > 1:
+            nodes = [
+                Split(axis=axis, weights=(1,) * n, children=tuple(nodes[first : first + n]))
+                for first in range(0, len(nodes), n)
+            ]
+    return nodes[0]
+
+
+def even_degrees(split: ShardTree) -> Degrees | None:
+    """The degrees of such a split; None where other axes, another nesting or uneven parts occur."""
+    if set(axes(split)) - set(INNER_AXES):
+        return None
+    found = Degrees(**{axis: degree(split, axis) for axis in INNER_AXES})
+    named = devices(split)
+    if found.n_devices != len(named) or split != even_split(named, found):
+        return None
+    return found
+
+
+def grid_of(plan: Plan) -> Grid | None:
+    """The grid of a plan; None where layers are split unlike, or stages share some devices only."""
+    pipes: list[tuple[int, ...]] = []
+    holders = []
+    for stage in plan.stages:
+        for placement in stage.placements:
+            if placement not in pipes:
+                pipes.append(placement)
+        holders.append(tuple(pipes.index(placement) for placement in stage.placements))
+    named = [device for row in pipes for device in row]
+    if len(set(named)) != len(named) or not pipes:
+        return None
+    degrees: Degrees | None = None
+    for stage in plan.stages:
+        for name in stage.layers:
+            split = plan.layer_plans[name].split
+            found = even_degrees(split)
+            if found is None or (degrees is not None and found != degrees):
+                return None
+            if devices(split) != stage.placements[0]:
+                return None
+            degrees = found
+    if degrees is None or any(len(row) != degrees.n_devices for row in pipes):
+        return None
+    return Grid(degrees=degrees, pipes=tuple(pipes), holders=tuple(holders))
