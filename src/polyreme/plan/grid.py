@@ -123,13 +123,12 @@ def even_degrees(split: ShardTree) -> Degrees | None:
 
 def grid_of(plan: Plan) -> Grid | None:
     """The grid of a plan; None where layers are split unlike, or stages share some devices only."""
-    pipes: list[tuple[int, ...]] = []
-    holders = []
-    for stage in plan.stages:
-        for placement in stage.placements:
-            if placement not in pipes:
-                pipes.append(placement)
-        holders.append(tuple(pipes.index(placement) for placement in stage.placements))
+    first = [placement for stage in plan.stages for placement in stage.placements[:1]]
+    others = [placement for stage in plan.stages for placement in stage.placements[1:]]
+    pipes = list(dict.fromkeys((*first, *others)))
+    holders = [
+        tuple(pipes.index(placement) for placement in stage.placements) for stage in plan.stages
+    ]
     named = [device for row in pipes for device in row]
     if len(set(named)) != len(named) or not pipes:
         return None
