@@ -15,11 +15,12 @@ from typing import Any
 
 import torch
 
-from polyreme.runtime import driver, passes
+from polyreme.runtime import executor
+from polyreme.runtime.executor import Executor
 
 FOLDER, SKIP, PACE = "STORM_FAULTS", "STORM_SKIP", "STORM_PACE"
-_cross_entropy = passes.cross_entropy
-_accumulate = driver.accumulate
+_cross_entropy = executor.cross_entropy
+_play = Executor.__call__
 _steps = [0]
 
 
@@ -38,7 +39,7 @@ class _BadGradient(torch.autograd.Function):
 def _counted(*args: Any) -> tuple[torch.Tensor, torch.Tensor]:
     _steps[0] += 1
     start_s = time.monotonic()
-    found = _accumulate(*args)
+    found = _play(*args)
     time.sleep(max(0.0, start_s + float(os.environ.get(PACE, "0")) - time.monotonic()))
     return found
 
@@ -56,5 +57,5 @@ def _poisoned(logits: torch.Tensor, labels: torch.Tensor) -> tuple[torch.Tensor,
     return (_BadGradient.apply(total) if what == "gradient" else total * torch.nan), weight
 
 
-passes.cross_entropy = _poisoned
-driver.accumulate = _counted
+executor.cross_entropy = _poisoned
+Executor.__call__ = _counted  # type: ignore[method-assign]

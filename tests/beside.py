@@ -15,7 +15,7 @@ from polyreme.data.order import arrange
 from polyreme.graph.dropout import without_dropout
 from polyreme.reference.loop import Cut, Reference
 from polyreme.reference.model import Layers, plain
-from polyreme.runtime.apply.data import layout_of
+from polyreme.runtime.making import grid_for
 from polyreme.runtime.job import Job
 from polyreme.runtime.mesh import World
 from polyreme.runtime.verify import Tolerance, Verdict, verify
@@ -103,7 +103,7 @@ def beside(
 
 
 def reference(case: Case, job: Job, world: World) -> Reference:
-    layout, seed = layout_of(job.plan), job.train.seed
+    layout, seed = grid_for(job.plan), job.train.seed
     if isinstance(case, Family):
         graph = case.options.graph(case.sample)
         model = plain(case.options, graph, case.sample, seed, world.device)

@@ -14,7 +14,7 @@ from polyreme.algo.compose import DataParallel
 from polyreme.data.order import arrange
 from polyreme.errors import ConfigError
 from polyreme.runtime import checkpoint, checkpoints, loop
-from polyreme.runtime.apply.data import alone, apply
+from polyreme.runtime.making import alone, apply
 from polyreme.runtime.feed import Feed, Seat
 from polyreme.runtime.gradients import Gradients
 
@@ -187,7 +187,7 @@ def _errors(_, folder, n):
     for rank in range(n):
         name = f"worker/{rank}/exchange/feedback/error"
         row = torch.empty(index.tensors[name].shape)
-        reader.fill(pieces.held(name, row))
+        reader.fill(pieces.whole(name, row))
         rows.append(row)
     return torch.stack(rows)
 

@@ -42,9 +42,9 @@ def measure(world, cases) -> list[tuple[int, int, int]]:
     import torch
     from torch.distributed.tensor import DTensor
 
-    from polyreme.graph.loss import cross_entropy
-    from polyreme.runtime.apply.data import apply
+    from polyreme.runtime.making import apply
     from polyreme.runtime.driver import Driver
+    from polyreme.runtime.passes import Microbatch
 
     def stored(tensors) -> int:
         local = [t.to_local() if isinstance(t, DTensor) else t for t in tensors if t is not None]
@@ -56,13 +56,10 @@ def measure(world, cases) -> list[tuple[int, int, int]]:
     for plan, rule in cases:
         applied = apply(toy(), plan, world)
         driver = Driver(applied, world, rule)
-        applied.buckets.begin()
-        for microbatch in range(plan.microbatches):
-            applied.begin_microbatch(last=microbatch == plan.microbatches - 1)
-            tokens = torch.arange(2 * TOKENS).view(2, TOKENS) % WORDS
-            total, _ = cross_entropy(applied.stage({"input_ids": tokens}), tokens)
-            total.backward()
-        applied.buckets.finish()
+        tokens = torch.arange(2 * TOKENS).view(2, TOKENS) % WORDS
+        fields = {"input_ids": tokens}
+        microbatch = Microbatch(fields=fields, labels=tokens, n_samples=2, n_rows=2)
+        driver.executor(dict.fromkeys(range(plan.microbatches), microbatch), 1.0)
         parameters = [*applied.masters.values(), *(slot.tensor for slot in applied.parameters)]
         gradients = [*applied.buckets.grads, *(p.master.grad for p in applied.trainable)]
         for optimizer in driver.optimizers:

@@ -16,7 +16,8 @@ from polyreme.algo.optimizer import RuleOptimizer
 from polyreme.algo.rule import LAMB, LARS, SGD, SNGD, SNGM, Adam, AdamW, Lion, Rule, SignSGD, Signum
 from polyreme.runtime import checkpoint, checkpoints, loop
 from polyreme.runtime.saver import Saver
-from polyreme.runtime.state import full_parameters, materialise
+from polyreme.runtime.gathering import full_parameters
+from polyreme.runtime.state import materialise
 from tiny import Case, Model, reference
 
 torch.set_num_threads(1)

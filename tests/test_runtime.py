@@ -7,7 +7,7 @@ import torch
 
 from polyreme.algo.rule import AdamW
 from polyreme.runtime import loop
-from polyreme.runtime.state import full_parameters
+from polyreme.runtime.gathering import full_parameters
 from tiny import Case, Model, reference
 
 LAYOUTS = [

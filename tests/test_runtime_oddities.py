@@ -14,10 +14,11 @@ from polyreme.algo.train import Train
 from polyreme.errors import RunError
 from polyreme.graph.layer import Layer, LayerGraph
 from polyreme.runtime import loop
-from polyreme.runtime.apply.data import apply
+from polyreme.runtime.making import apply
 from polyreme.runtime.driver import Driver
 from polyreme.runtime.passes import Microbatch
-from polyreme.runtime.state import State, average_buffers, full_parameters
+from polyreme.runtime.gathering import full_parameters
+from polyreme.runtime.state import State, average_buffers
 from polyreme.sample import SampleSpec, TensorSpec
 from test_runtime import Record, _assert_equal, _train
 from tiny import AtOnce, Case, Model, Samples, plan, reference
@@ -121,6 +122,7 @@ def _microbatch(features, labels):
         fields={"features": torch.tensor(features, dtype=torch.float64)},
         labels=torch.tensor(labels),
         n_samples=len(labels),
+        n_rows=len(labels),
     )
 
 
@@ -133,7 +135,7 @@ def _weigh_tokens(world, layout):
     driver = _scale_driver(world, layout, SGD(lr=0.1))
     loss, n = ((1.0, 3), (5.0, 1))[world.rank]
     batch = _microbatch([[0.0, _log_odds(loss)]] * n, [0] * n)
-    return driver.step([batch], nominal_weight=6.0).loss
+    return driver.step({0: batch}, nominal_weight=6.0).loss
 
 
 @pytest.mark.parametrize("layout", PAIRS, ids=str)
@@ -150,7 +152,7 @@ def _accumulate(world, layout, values):
     driver = _scale_driver(world, layout | {"microbatches": 2}, SGD(lr=1.0))
     batches = [_microbatch([[0.0, x]], [0]) for x in values[world.rank]]
     before = driver.applied.traffic.n_reductions
-    driver.step(batches, nominal_weight=4.0)
+    driver.step(dict(enumerate(batches)), nominal_weight=4.0)
     state = State(driver.applied, driver.optimizers, world)
     (weight,) = (t.item() for t in _whole(state).values())
     return weight, driver.applied.traffic.n_reductions - before

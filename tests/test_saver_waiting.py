@@ -34,7 +34,7 @@ def test_a_folder_that_one_rank_does_not_see_is_one_error(pool, tmp_path):
 
 def _waited_for(world, run, say_s):
     """What is said while rank 1 writes for half a second."""
-    from polyreme.runtime.apply.data import apply
+    from polyreme.runtime.making import apply
 
     write, before = tensorfile.write, saver._SAY_S
 

@@ -17,7 +17,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 from typer.testing import CliRunner
 
 import polyreme as pr
@@ -26,6 +26,7 @@ from polyreme.errors import ConfigError, RunError
 from polyreme.graph.options import ResNet20
 from polyreme.runtime import checkpoint, checkpoints, loop, pieces, tensorfile
 from polyreme.runtime.final import save_final
+from polyreme.runtime.parted import Parted, dealt
 from polyreme.runtime.saver import Saver
 from polyreme.runtime.state import Progress
 from polyreme.runtime.synced import write_synced
@@ -37,6 +38,17 @@ from test_weights import contents, saved
 from tiny import VOCABULARY, Case, Samples, plan, save
 
 torch.set_num_threads(1)
+
+
+def _among(tensor: DTensor) -> Parted:
+    """The tensor's shard among those that hold the same."""
+    mesh, index, count = tensor.device_mesh, 0, 1
+    for dim, placement in enumerate(tensor.placements):
+        if isinstance(placement, Replicate):
+            index = index * mesh.size(dim) + mesh.get_coordinate()[dim]
+            count *= mesh.size(dim)
+    holders = tuple(str(placement) for placement in tensor.placements)
+    return Parted(tensor=tensor, cut=None, holders=holders, index=index, count=count)
 
 
 def _written(world, folder: str, tensors: dict, layout: str):
@@ -60,7 +72,8 @@ def _written(world, folder: str, tensors: dict, layout: str):
         )
         for name, tensor in tensors.items()
     }
-    index = pieces.write(Path(folder), world.rank, pieces.written(laid, world.rank, world.n_ranks))
+    parts = dealt({name: _among(tensor) for name, tensor in laid.items()})
+    index = pieces.write(Path(folder), world.rank, parts)
     write_synced(checkpoint.part_index(Path(folder), world.rank), msgspec.json.encode(index))
 
 

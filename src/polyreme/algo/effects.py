@@ -250,8 +250,12 @@ def alone(program: Split[_T]) -> _T:
 def together(
     programs: Sequence[Split[_T]],
     over_devices: Callable[[torch.Tensor], torch.Tensor] = lambda partial: partial,
+    over_stages: Callable[[torch.Tensor], torch.Tensor] | None = None,
 ) -> list[_T]:
-    """Plays the programs of several parts of one replica in step, and sums what they ask for."""
+    """Plays the programs of several parts of one replica in step, and sums what they ask for.
+
+    What is of all parts goes over stages too (unset: there is one).
+    """
     results: list[Any] = [None] * len(programs)
     answers: list[torch.Tensor | None] = [None] * len(programs)
     waiting = list(range(len(programs)))
@@ -270,7 +274,7 @@ def together(
             sums = over_devices(_stacked(asked))
             answers = list(sums)
         else:
-            total = over_devices(_stacked(asked).sum(0))
+            total = (over_stages or over_devices)(_stacked(asked).sum(0))
             answers = [total] * len(programs)
     return results
 

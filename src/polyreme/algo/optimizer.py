@@ -20,12 +20,18 @@ class RuleOptimizer(torch.optim.Optimizer):
     that is no DTensor is whole on all of them: it enters the sums of one, and that this is the one
     is what `counts_whole` says. All devices have gradients of the same parameters.
 
+    Where other devices hold other parameters of the model, `over_stages` sums over all of them
+    what is of all parameters. `counts` may say of each parameter whether what is here enters sums
+    of one tensor (true), or of all (false).
+
     A parameter without gradient stays as it is, and so does its state: vectors like the parameter,
     and counts as float32 tensors without dimensions.
     """
 
     over_devices: Callable[[torch.Tensor], torch.Tensor] | None = None
+    over_stages: Callable[[torch.Tensor], torch.Tensor] | None = None
     counts_whole: bool = True
+    counts: Callable[[torch.Tensor, bool], bool] | None = None
 
     def __init__(
         self,
@@ -33,11 +39,15 @@ class RuleOptimizer(torch.optim.Optimizer):
         rule: RuleKind,
         *,
         over_devices: Callable[[torch.Tensor], torch.Tensor] | None = None,
+        over_stages: Callable[[torch.Tensor], torch.Tensor] | None = None,
         counts_whole: bool = True,
+        counts: Callable[[torch.Tensor, bool], bool] | None = None,
     ) -> None:
         self.rule = rule
         self.over_devices = over_devices
+        self.over_stages = over_stages
         self.counts_whole = counts_whole
+        self.counts = counts
         super().__init__(params, {"lr": rule.lr})
 
     @torch.no_grad()
@@ -60,7 +70,7 @@ class RuleOptimizer(torch.optim.Optimizer):
             for parameter in group["params"]
             if parameter.grad is not None
         ]
-        together(programs, self.over_devices or (lambda partial: partial))
+        together(programs, self.over_devices or (lambda partial: partial), self.over_stages)
         return loss
 
     def _program(self, parameter: torch.Tensor, lr: float) -> Generator[Any, Any, Any]:
@@ -82,7 +92,7 @@ class RuleOptimizer(torch.optim.Optimizer):
     def _summed(self, program: Split[Any], parameter: torch.Tensor) -> Split[Any]:
         """The program, with what it asks for answered here where no other part has a share."""
         alone = self.over_devices is None
-        counts = self.counts_whole or _is_part(parameter)
+        whole = self.counts_whole or _is_part(parameter)
         answer: Any = None
         while True:
             try:
@@ -91,7 +101,7 @@ class RuleOptimizer(torch.optim.Optimizer):
                 return end.value
             if asked.per_tensor and alone:
                 answer = asked.partial
-            elif counts:
+            elif whole if self.counts is None else self.counts(parameter, asked.per_tensor):
                 answer = yield asked
             else:
                 nothing = torch.zeros_like(asked.partial)

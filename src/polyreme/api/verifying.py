@@ -221,9 +221,9 @@ def _reference(problem: Problem, job: Job, world: World) -> Reference:
 
     from ..reference.loop import Cut, Reference
     from ..reference.model import plain
-    from ..runtime.apply.data import layout_of
+    from ..runtime.making import grid_for
 
-    spec, layout = problem.spec, layout_of(job.plan)
+    spec, layout = problem.spec, grid_for(job.plan)
     return Reference(
         plain(spec.model, problem.graph, job.source.sample, spec.train.seed, world.device),
         source=job.source,

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from ..algo.effects import Record
     from ..algo.sync.kind import State as WorkerState
     from ..algo.worker import Worker
-    from ..runtime.apply.data import Applied
+    from ..runtime.applied import Applied
     from ..runtime.mesh import World
     from ..runtime.route import Came
     from ..sim.options import Simulate

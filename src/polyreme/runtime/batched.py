@@ -13,7 +13,7 @@ from torch.func import functional_call, grad_and_value, vmap
 
 from ..algo.vector import Layout
 from ..graph.loss import cross_entropy
-from .apply.data import Applied
+from .applied import Applied
 from .passes import Microbatch
 
 

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
-from .mesh import World
 from .timing import Traffic
 
 
@@ -18,14 +17,22 @@ class Replicated:
     """A trainable parameter of which each rank holds all.
 
     `master` is what the optimizer updates; `working` what the module computes with: the same
-    object, or its bfloat16 copy.
+    object, or its bfloat16 copy. `last` says that its next gradient is the last of the step,
+    `ready` that it has come.
     """
 
     name: str
     master: torch.nn.Parameter
     working: torch.nn.Parameter
     used: bool = False
+    last: bool = False
+    ready: bool = False
     grad: torch.Tensor = field(default_factory=lambda: torch.empty(0))
+
+    @property
+    def has_grad(self) -> bool:
+        """Whether `grad` is there (after `Buckets.finish`)."""
+        return self.grad.shape == self.master.shape
 
 
 class _Bucket:
@@ -43,7 +50,7 @@ class _Bucket:
 
 
 class Buckets:
-    """Sums gradients of replicated parameters over all ranks.
+    """Sums gradients of replicated parameters over a group of ranks (None: this one alone).
 
     Buckets are fixed at the start: `parameters` in reverse order, a bucket closed as soon as it
     holds `bucket_bytes`. They are reduced in this order, from one thread, whichever parameters
@@ -57,19 +64,19 @@ class Buckets:
         *,
         bucket_bytes: int,
         overlap: bool,
-        world: World,
+        group: Any,
         traffic: Traffic,
     ) -> None:
         self.parameters = tuple(parameters)
         self._overlap = overlap
-        self._world = world
+        self._group = group
         self._traffic = traffic
         # A lone process has nothing to exchange: its gradients stay as autograd makes them.
-        self._alone = world.group is None and all(p.working is p.master for p in self.parameters)
+        self._alone = group is None and all(p.working is p.master for p in self.parameters)
         groups = [] if self._alone else _close(self.parameters, bucket_bytes)
         self._buckets = [_Bucket(members) for members in groups]
+        self._bucket_of = {m.name: bucket for bucket in self._buckets for m in bucket.members}
         self._next = 0
-        self._last = False
         for bucket in self._buckets:
             for member in bucket.members:
                 hook: Any = self._hook(bucket, member)
@@ -79,26 +86,37 @@ class Buckets:
     def grads(self) -> list[torch.Tensor]:
         """Tensors that hold all gradients after `finish`, each once."""
         if self._alone:
-            return [member.grad for member in self.parameters if member.used]
+            return [member.grad for member in self.parameters if member.has_grad]
         return [bucket.flat for bucket in self._buckets]
 
     def begin(self) -> None:
         """Start a step: nothing has a gradient."""
         self._next = 0
-        self._last = False
         for bucket in self._buckets:
             bucket.n_ready = 0
         for member in self.parameters:
-            member.used = False
+            member.used = member.last = member.ready = False
+            if self._alone:
+                member.grad = torch.empty(0)
             member.working.grad = None
             member.master.grad = None
 
-    def expect_last(self) -> None:
-        """The next backward pass is the last of this step: reduce buckets as they fill."""
-        self._last = True
+    def expect_last(self, members: Iterable[Replicated]) -> None:
+        """The next backward pass is the last of the step for these: reduce buckets as they fill."""
+        for member in members:
+            member.last = True
+
+    def passed(self, members: Iterable[Replicated]) -> None:
+        """No more gradients of these will come in this step."""
+        if self._alone:
+            return
+        for member in members:
+            self._ready(self._bucket_of[member.name], member)
+        if self._overlap:
+            self._launch_ready()
 
     def finish(self) -> None:
-        """Reduce what is left and wait for all; afterwards `grad` holds sums over ranks."""
+        """Reduce what is left and wait for all; afterwards `grad` holds sums over the group."""
         if self._alone:
             for member in self.parameters:
                 if member.master.grad is not None:
@@ -131,12 +149,17 @@ class Buckets:
                 own.grad.add_(grad)
             # In the master's own dtype later gradients add up in the bucket by themselves.
             working.grad = own.grad if shared else None
-            if all_of_it._last:
-                its_bucket.n_ready += 1
+            if own.last:
+                all_of_it._ready(its_bucket, own)
                 if all_of_it._overlap:
                     all_of_it._launch_ready()
 
         return collect
+
+    @staticmethod
+    def _ready(bucket: _Bucket, member: Replicated) -> None:
+        bucket.n_ready += not member.ready
+        member.ready = True
 
     def _launch_ready(self) -> None:
         while self._next < len(self._buckets):
@@ -151,9 +174,9 @@ class Buckets:
         for member in bucket.members:
             if not member.used:
                 member.grad.zero_()
-        if self._world.group is not None:
+        if self._group is not None:
             self._traffic.note_given(bucket.flat)
-            bucket.work = self._traffic.start_all_reduce(bucket.flat, self._world.group)
+            bucket.work = self._traffic.start_all_reduce(bucket.flat, self._group)
 
 
 def _close(parameters: Sequence[Replicated], bucket_bytes: int) -> list[list[Replicated]]:

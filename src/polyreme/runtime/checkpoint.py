@@ -25,6 +25,7 @@ from ..errors import ConfigError, Violation, literal
 from ..graph.layer import LayerGraph
 from . import own, pieces, tensorfile
 from .mesh import World
+from .parted import Parted
 from .pieces import Index
 from .state import Progress, State
 from .synced import sync_folder, write_synced
@@ -129,7 +130,7 @@ def load(
         Damaged: names the file; nothing was loaded.
     """
     meta, index = read_meta(folder), read_index(folder)
-    world, tensors = state.world, state.tensors()
+    world, tensors = state.world, state.parted()
     damaged = [name for each in world.gather(_damaged(folder, index, world)) for name in each]
     if damaged:
         rule = f"is damaged: {'; '.join(sorted(set(damaged))[:_MOST_NAMED])}"
@@ -145,7 +146,11 @@ def load(
     lacking = [name for each in world.gather(state.lacking(index)) for name in each]
     differences = [
         *_kinds(index, of_workers=bool(state.own())),
-        *_differences(tensors, index, everywhere),
+        *dict.fromkeys(
+            words
+            for each in world.gather(list(_differences(tensors, index, everywhere)))
+            for words in each
+        ),
         *dict.fromkeys(lacking),
     ]
     if differences:
@@ -164,7 +169,8 @@ def load(
             sys.stderr.write(f"polyreme: {folder} {words}\n")
     reader = pieces.Reader(folder, index)
     for name, tensor in tensors.items():
-        reader.fill(pieces.held(name, tensor))
+        for part in tensor.parts(name):
+            reader.fill(part)
     state.take(reader, index)
     return meta.progress
 
@@ -269,13 +275,13 @@ def _kinds(index: Index, *, of_workers: bool) -> Iterator[str]:
 
 
 def _differences(
-    tensors: Mapping[str, torch.Tensor], index: Index, everywhere: set[str]
+    tensors: Mapping[str, Parted], index: Index, everywhere: set[str]
 ) -> Iterator[str]:
     for name, tensor in tensors.items():
         stored = index.tensors.get(name)
         if stored is None:
             yield f"{name} is not in it"
-        elif stored.shape != tuple(tensor.shape):
+        elif stored.shape != tensor.shape:
             yield f"{name} is {list(stored.shape)} there and {list(tensor.shape)} here"
     for name in index.tensors:
         if name not in everywhere and not name.startswith(EXTRA):

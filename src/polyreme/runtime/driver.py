@@ -18,11 +18,12 @@ import torch
 from torch.distributed.tensor import DTensor
 
 from ..algo.rule import Rule
-from .apply.data import Applied, Sharded
+from .applied import Applied, Sharded
 from .buckets import Replicated
 from .device_time import DeviceTimes
+from .executor import Executor
 from .mesh import World
-from .passes import Microbatch, accumulate, buffers_kept
+from .passes import Microbatch, buffers_kept
 from .rules import optimizers
 from .state import materialise
 from .timing import StepTimes, step_times
@@ -103,16 +104,14 @@ class Driver:
         self._clip_norm = clip_norm
         self._on_gradients = on_gradients
         self._trainable = applied.trainable
-        masters = [parameter.master for parameter in self._trainable]
-        self.optimizers = optimizers(rule, masters, applied.traffic)
+        self.optimizers = optimizers(rule, applied)
         for optimizer in self.optimizers:
             materialise(optimizer)
         self._rates = [
             [group["lr"] for group in optimizer.param_groups] for optimizer in self.optimizers
         ]
-        self._is_first_replica = applied.layout.replica == 1 or (
-            world.coordinates(applied.layout)[0] == 0
-        )
+        self.executor = Executor(applied)
+        self._counted = [p for p in self._trainable if applied.counts(p)]
         self._device_times = None if world.accelerator.on_host else DeviceTimes(world.accelerator)
         self.begin()
 
@@ -123,13 +122,13 @@ class Driver:
 
     def step(
         self,
-        microbatches: Sequence[Microbatch],
+        microbatches: Mapping[int, Microbatch],
         *,
         nominal_weight: float,
         rate_factor: float = 1.0,
         say: Callable[[], Said] = Said,
     ) -> StepResult:
-        """Accumulate gradients over the microbatches, agree with all ranks, update.
+        """Gradients over the microbatches, which are given by number; agree with all, update.
 
         `nominal_weight` (labels that would carry loss if all did, over all ranks) scales the
         backward pass; the exact weight corrects it afterwards. `rate_factor` multiplies the
@@ -137,9 +136,7 @@ class Driver:
         """
         profiled = nullcontext() if self._device_times is None else self._device_times.step()
         with profiled, buffers_kept(self.applied) as restore:
-            loss_sum, weight = accumulate(
-                self.applied, microbatches, nominal_weight, self._world.device
-            )
+            loss_sum, weight = self.executor(microbatches, nominal_weight)
             agreed = self._agree(loss_sum, weight, say())
             reason, bad_ranks, norm = self._judge(agreed, nominal_weight)
             if reason is None:
@@ -169,8 +166,7 @@ class Driver:
     def _agree(self, loss_sum: torch.Tensor, weight: torch.Tensor, say: Said) -> _Agreed:
         """The end-of-step all-reduce: everything that all ranks must know, in one vector."""
         world, trainable = self._world, self._trainable
-        replicated = _square_sum(self.applied.buckets.grads, world.device)
-        sharded = _square_sum(self._sharded_grads(), world.device)
+        squares = _square_sum(self._counted_grads(), world.device)
         blocked_s = self.applied.traffic.blocked_s - self._mark_blocked_s
         own = _Own(
             stop=say.stop,
@@ -181,20 +177,17 @@ class Driver:
         )
         rows = torch.zeros(world.n_ranks, len(own), dtype=torch.float64)
         rows[world.rank] = torch.tensor(own, dtype=torch.float64)
-        used = torch.tensor([float(p.used) for p in trainable], dtype=torch.float64)
+        uses = {p.name for p in trainable if p.used}
+        used = torch.tensor([float(n in uses) for n in self.applied.names], dtype=torch.float64)
         bad = torch.zeros(world.n_ranks, 2, dtype=torch.float64, device=world.device)
         bad[world.rank, 0] = ~torch.isfinite(loss_sum)
         finite = self.applied.traffic.all_finite()
         if finite is not None:
             bad[world.rank, 1] = ~finite
-        sums = torch.stack(
-            [
-                loss_sum,
-                weight,
-                replicated if world.is_first else torch.zeros_like(replicated),
-                sharded if self._is_first_replica else torch.zeros_like(sharded),
-            ]
-        )
+        elif world.group is not None:
+            bad[world.rank, 1] = ~torch.isfinite(squares)
+        shares = float(self.applied.places.cell.tp == 0)  # tensor parts come to the same loss
+        sums = torch.stack([loss_sum * shares, weight * shares, squares])
         host = torch.cat([rows.flatten(), used]).to(world.device)
         vector = torch.cat([sums, bad.flatten(), host])
         if world.group is None:
@@ -224,8 +217,9 @@ class Driver:
         clip = 1.0
         if self._clip_norm is not None:
             clip = min(1.0, self._clip_norm / (norm + 1e-6))
-        for parameter, used in zip(self._trainable, agreed.used, strict=True):
-            if not used:
+        used = {n for n, flag in zip(self.applied.names, agreed.used, strict=True) if flag}
+        for parameter in self._trainable:
+            if parameter.name not in used:
                 parameter.master.grad = None
             elif isinstance(parameter, Replicated):
                 parameter.master.grad = parameter.grad
@@ -248,6 +242,18 @@ class Driver:
     def _scale(self, factor: float) -> None:
         if factor != 1.0:
             torch._foreach_mul_(self._summed_grads(), factor)
+
+    def _counted_grads(self) -> list[torch.Tensor]:
+        """Gradients of this rank that enter the norm, each entry of the model on one rank."""
+        buckets = self.applied.buckets
+        counted = {id(p) for p in self._counted}
+        whole = [p for p in buckets.parameters if id(p) in counted]
+        if len(whole) == len(buckets.parameters):
+            found = buckets.grads
+        else:
+            found = [p.grad for p in whole if p.has_grad]
+        shards = (p.master.grad for p in self._counted if isinstance(p, Sharded))
+        return [*found, *(g.to_local() for g in shards if isinstance(g, DTensor))]
 
     def _sharded_grads(self) -> list[torch.Tensor]:
         grads = (p.master.grad for p in self._trainable if isinstance(p, Sharded))
@@ -293,12 +299,12 @@ class _Agreed:
     @staticmethod
     def read(values: list[float], n_ranks: int) -> _Agreed:
         rest = iter(values)
-        loss_sum, weight, *squares = islice(rest, 4)
+        loss_sum, weight, square_sum = islice(rest, 3)
         bad = [flag > 0 for flag in islice(rest, 2 * n_ranks)]
         return _Agreed(
             loss_sum=loss_sum,
             weight=weight,
-            square_sum=sum(squares),
+            square_sum=square_sum,
             bad_loss=tuple(bad[::2]),
             bad_gradient=tuple(bad[1::2]),
             own=tuple(_Own(*islice(rest, len(_Own._fields))) for _ in range(n_ranks)),

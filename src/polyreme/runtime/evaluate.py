@@ -10,9 +10,12 @@ import torch
 from ..data.order import share
 from ..data.source import Source
 from ..graph.loss import IGNORE_LABEL, cross_entropy
-from .apply.data import Applied
+from ..plan.ir import Action
+from .applied import Applied
 from .feed import Feed, heldout
 from .mesh import World
+from .passes import Microbatch
+from .wires import Wires, given, taken
 
 _BATCHES_BETWEEN = 8  # asking all ranks whether to go on costs a small exchange
 
@@ -24,12 +27,13 @@ def evaluate(
     feed: Feed,
     *,
     data_rank: int,
+    n_data: int,
     batch: int,
     stop: Callable[[], bool] | None = None,
 ) -> dict[str, float] | None:
-    """Metrics of the stage as it is by name; all ranks call it together and get the same.
+    """Metrics of the stages as they are by name; all ranks call it together and get the same.
 
-    `data_rank` says which share of the samples is this rank's.
+    `data_rank` of `n_data` says which share of the samples is this rank's.
 
     Always ``heldout_loss`` (nats per label), for classifiers ``test_accuracy`` too: the share of
     labels that are the arg-max, whose counts are exact whatever the number of ranks. The data's
@@ -39,28 +43,23 @@ def evaluate(
     if not source.n_heldout:
         return {}
     everything = np.arange(source.n_heldout, dtype=np.int64)
-    ours = share(everything, data_rank, world.n_ranks)
-    n_batches = -(-len(share(everything, 0, world.n_ranks)) // batch)  # the first has most
-    sums = torch.zeros(3, dtype=torch.float64, device=world.device)
+    ours = share(everything, data_rank, n_data)
+    n_batches = -(-len(share(everything, 0, n_data)) // batch)  # the first has most
     applied.stage.eval()
+    scores = _Scores(applied)
     stopped = False
     with torch.no_grad():
         for number, fields in enumerate(heldout(source, ours, batch, n_batches)):
             if stop is not None and number % _BATCHES_BETWEEN == 0 and _any(stop(), applied, world):
                 stopped = True
                 break
-            if fields is None and not applied.units:
-                continue
-            microbatch = feed.microbatch(fields)
-            logits = applied.stage(microbatch.fields)
-            loss_sum, weight = cross_entropy(logits, microbatch.labels)
-            counted = microbatch.labels != IGNORE_LABEL
-            right = (logits.argmax(-1) == microbatch.labels) & counted
-            sums += torch.stack([loss_sum.double(), weight.double(), right.sum().double()])
+            if fields is not None or applied.fills:
+                scores.add(feed.microbatch(fields))
     applied.reshard()
     applied.stage.train()
     if stopped:
         return None
+    sums = scores.sums
     alone = world.group is None
     loss_sum_, weight_, right_ = sums.tolist() if alone else applied.traffic.sums(sums, world.group)
     weight_ = weight_ or float("nan")
@@ -68,6 +67,41 @@ def evaluate(
     if source.metric == "test_accuracy":
         metrics["test_accuracy"] = right_ / weight_
     return metrics | dict(source.baselines())
+
+
+class _Scores:
+    """Runs batches through the stages; `sums` are of losses, labels that carry one, right ones."""
+
+    def __init__(self, applied: Applied) -> None:
+        self._applied, self._wires = applied, Wires(applied)
+        self.sums = torch.zeros(3, dtype=torch.float64, device=applied.device)
+
+    def add(self, microbatch: Microbatch) -> None:
+        """Run one; stages follow one another, so that a rank may come twice."""
+        grid, pipe = self._applied.grid, self._applied.places.cell.pipe
+        n_stages = len(grid.holders)
+        orders = [
+            [Action(stage=s, kind="F") for s, held in enumerate(grid.holders) if held[0] == each]
+            for each in range(grid.pp)
+        ]
+        self._wires.begin(orders, {0: microbatch.n_rows})
+        for action in orders[pipe]:
+            before, after = taken(action, n_stages), given(action, n_stages)
+            came = [] if before is None else self._wires.take(before)
+            out = self._applied.stage(microbatch.fields, *came, number=action.stage)
+            if after is None:
+                self._score(out, microbatch.labels)
+            else:
+                self._wires.send(after, out if isinstance(out, tuple) else (out,))
+        self._wires.end()
+
+    def _score(self, logits: torch.Tensor, labels: torch.Tensor) -> None:
+        loss = self._applied.loss
+        loss_sum, weight = (loss or cross_entropy)(logits, labels)
+        highest = logits.argmax(-1) if loss is None else loss.argmax(logits)
+        right = (highest == labels) & (labels != IGNORE_LABEL)
+        if self._applied.places.cell.tp == 0:  # other tensor parts come to the same
+            self.sums += torch.stack([loss_sum.double(), weight.double(), right.sum().double()])
 
 
 def _any(wish: bool, applied: Applied, world: World) -> bool:

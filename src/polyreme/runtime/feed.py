@@ -76,9 +76,13 @@ class Feed:
 
     def to_device(
         self, read: list[dict[str, torch.Tensor] | None], *, with_fillers: bool
-    ) -> list[Microbatch]:
-        """Microbatches on the device; None becomes a filler, or is left out."""
-        return [self.microbatch(fields) for fields in read if with_fillers or fields is not None]
+    ) -> dict[int, Microbatch]:
+        """Microbatches on the device by number; None becomes a filler, or is left out."""
+        return {
+            number: self.microbatch(fields)
+            for number, fields in enumerate(read)
+            if with_fillers or fields is not None
+        }
 
     def microbatch(self, fields: dict[str, torch.Tensor] | None) -> Microbatch:
         """One microbatch on the device; None becomes a filler."""
@@ -91,7 +95,7 @@ class Feed:
         device = self._device
         moved = {name: field.to(device, non_blocking=True) for name, field in fields.items()}
         labels = moved[self._graph.labels]
-        return Microbatch(fields=moved, labels=labels, n_samples=n_samples)
+        return Microbatch(fields=moved, labels=labels, n_samples=n_samples, n_rows=len(labels))
 
     def read(self, step: int) -> list[dict[str, torch.Tensor] | None]:
         """What is read for one step; None stands for a microbatch without samples."""

@@ -5,14 +5,18 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import torch
+
 from .. import __version__
 from ..errors import RunError
 from ..graph.layer import LayerGraph
 from ..runlog import room
 from . import tensorfile
-from .state import State, full_parameters
+from .gathering import forms, full_parameters, weights
+from .state import State
 
 LIMIT_BYTES = 8 * 10**9
+_META = torch.device("meta")
 
 
 def save_final(
@@ -25,9 +29,8 @@ def save_final(
 
     Raises RunError on all ranks if it cannot be written.
     """
-    live = dict(state.applied.masters)
-    live |= {slot.name: slot.tensor for slot in state.applied.buffers}
-    like = {name: tensorfile.entry(tensor) for name, tensor in live.items()}
+    known = forms(weights(state.applied), state.applied, state.world)
+    like = {name: tensorfile.entry(form.empty(_META)) for name, form in known.items()}
     n_bytes = sum(size for _, _, size in like.values())
     if limit_bytes is not None and n_bytes > limit_bytes:
         return None

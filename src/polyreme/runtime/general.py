@@ -10,7 +10,7 @@ import torch.distributed as dist
 
 from ..algo.effects import Record
 from ..algo.sync.kind import State as WorkerState
-from .apply.data import Applied
+from .applied import Applied
 from .driver import Said
 from .mesh import World
 from .player import Player

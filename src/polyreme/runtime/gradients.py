@@ -12,10 +12,11 @@ import torch
 from ..algo.effects import Computed
 from ..algo.vector import Layout
 from ..data.prefetch import Prefetcher
-from .apply.data import Applied
+from .applied import Applied
 from .batched import Batched
+from .executor import Executor
 from .feed import Feed
-from .passes import Microbatch, accumulate, seed_of, set_seed
+from .passes import Microbatch, seed_of, set_seed
 
 Read = list[dict[str, torch.Tensor] | None]
 _NO_END = 2**62
@@ -27,7 +28,7 @@ class _Asked:
     params: torch.Tensor
     batch: int
     read: Read
-    microbatches: list[Microbatch]
+    microbatches: Mapping[int, Microbatch]
 
 
 class Gradients:
@@ -42,6 +43,7 @@ class Gradients:
     def __init__(self, applied: Applied, feeds: Mapping[int, Feed], *, seed: int) -> None:
         assert not applied.units, "a worker holds its parameters whole"
         self.applied, self.feeds = applied, feeds
+        self._executor = Executor(applied)
         self._seed = seed
         self._parameters = applied.buckets.parameters
         self.layout = Layout.of({p.name: tuple(p.master.shape) for p in self._parameters})
@@ -73,16 +75,16 @@ class Gradients:
 
     def __call__(self, rank: int, params: torch.Tensor, batch: int) -> Computed:
         """The mean gradient of a worker's batch; zero where the batch carries no loss."""
-        feed, applied = self.feeds[rank], self.applied
+        feed = self.feeds[rank]
         read = self._next(rank, batch)
         self.reads[rank] = batch, read
         microbatches = feed.to_device(read, with_fillers=False)
-        n_samples = sum(microbatch.n_samples for microbatch in microbatches)
+        n_samples = sum(microbatch.n_samples for microbatch in microbatches.values())
         self.put(params)
         with self._buffers_of(rank) as keep:
             set_seed(self._device, seed_of(self._seed, batch, rank))
             nominal = float(max(1, n_samples * feed.labels_per_sample))
-            loss_sum, counted = accumulate(applied, microbatches, nominal, self._device)
+            loss_sum, counted = self._executor(microbatches, nominal)
             weight = float(counted)
             found = self._vector(nominal / weight if weight else 0.0)
             loss = float(loss_sum) / weight if weight else 0.0
@@ -113,7 +115,8 @@ class Gradients:
             self.reads[rank] = batch, read
             each = self.feeds[rank].to_device(read, with_fillers=False)
             one = _Asked(rank=rank, params=params, batch=batch, read=read, microbatches=each)
-            shapes = [(n, f.shape) for n, f in each[0].fields.items()] if len(each) == 1 else rank
+            first = next(iter(each.values()))
+            shapes = [(n, f.shape) for n, f in first.fields.items()] if len(each) == 1 else rank
             parts.setdefault(str(shapes), []).append(one)
         yield from parts.values()
 
@@ -125,7 +128,9 @@ class Gradients:
         own = [self.buffers[each.rank] for each in asked]
         set_seed(self._device, seed_of(self._seed, asked[0].batch, asked[0].rank))
         sums, losses, weights, after = self._batched(
-            [each.params for each in asked], [each.microbatches[0] for each in asked], own
+            [each.params for each in asked],
+            [next(iter(each.microbatches.values())) for each in asked],
+            own,
         )
         finite = torch.isfinite(sums).all(1) & torch.isfinite(losses)
         told = torch.stack([losses.double(), weights.double(), finite.double()]).tolist()
@@ -140,7 +145,7 @@ class Gradients:
                 gradient=sums[number] / max(1.0, weight),
                 loss=loss / weight if weight else 0.0,
                 weight=weight,
-                n_samples=each.microbatches[0].n_samples,
+                n_samples=next(iter(each.microbatches.values())).n_samples,
                 known_finite=bool(is_finite),
             )
         return found

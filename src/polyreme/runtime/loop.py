@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,12 +14,12 @@ from typing import Protocol
 from .. import runlog
 from ..data.order import arrange
 from ..errors import RunError
-from .apply.data import alone, apply, layout_of
 from .driver import OnGradients, Said
 from .evaluate import evaluate
 from .feed import Feed, Seat
 from .general import General
 from .job import Job
+from .making import alone, apply, grid_for
 from .mesh import World
 from .nonfinite import cause, remedy, save_samples
 from .route import Came, MakeRoute, Native, Route
@@ -113,7 +113,7 @@ class _Run:
         self.stop, self.save = stop, save
         self.progress = progress if world.is_first else None
         settings, plan = job.train, job.plan
-        layout = layout_of(plan)
+        grid = grid_for(plan)
         is_plain = job.algorithm.is_plain and not job.general
         self.applied = apply(
             job.graph,
@@ -125,7 +125,7 @@ class _Run:
         self.order = arrange(
             job.source,
             job.partition,
-            n_workers=layout.replica,
+            n_workers=grid.replica,
             global_batch=settings.global_batch,
             seed=settings.seed,
             tail=settings.tail,
@@ -137,8 +137,8 @@ class _Run:
             self.n_steps = self.order.n_steps(settings.epochs)
         self.route: Route
         if is_plain:
-            replica, shard = world.coordinates(layout)
-            self.feed = self._feed(replica, layout.replica, shard, layout.shard)
+            cell = self.applied.places.cell
+            self.feed = self._feed(cell.replica, grid.replica, cell.shard, grid.shard)
             self.route = Native(
                 job,
                 self.applied,
@@ -150,15 +150,19 @@ class _Run:
             )
         else:
             assert on_gradients is None, "workers have gradients of their own"
-            n = layout.replica
+            n = grid.replica
             here = range(n) if make_route else (world.rank,)
             feeds = {rank: self._feed(rank, n) for rank in here}
             self.feed = feeds[world.rank]
             team = Team(job, self.applied, feeds, self.order, n, self.n_steps)
             self.route = (make_route or General)(team, self.applied, world, say=self._said)
         self.state = self.route.state
-        self.data_rank = world.data_rank(layout) if world.n_ranks > 1 else 0
-        share = -(-settings.global_batch // world.n_ranks)
+        self.grid = grid
+        # Where one process plays all workers, it scores all samples.
+        alone_here = world.n_ranks == 1
+        self.data_rank = 0 if alone_here else grid.data_rank(sorted(grid.devices)[world.rank])
+        self.n_data = 1 if alone_here else grid.degrees.data
+        share = -(-settings.global_batch // self.n_data)
         self.eval_batch = -(-share // plan.microbatches)
         self.metrics: dict[str, float] = {}
         self.evaluated: int | None = None
@@ -235,7 +239,7 @@ class _Run:
     def _took(self, came: Came) -> bool:
         """Count and record a step; whether a rank wants the run to end."""
         settings, before, result = self.job.train, self.state.progress, came.result
-        if len(set(result.trails)) > 1:
+        if self._parted(result.trails):
             raise diverged(self.world)
         self.state.progress = Progress(
             step=before.step + 1,
@@ -259,6 +263,13 @@ class _Run:
         if self.state.progress.skipped_in_row == self.n_steps:
             raise self._not_finite("every step of the run was skipped", came)
         return result.stop
+
+    def _parted(self, trails: Sequence[int]) -> bool:
+        """Whether ranks of one pipeline rank called different collectives."""
+        places = self.applied.places
+        n = self.grid.degrees.n_devices
+        pipes = [places.ranks[at * n : (at + 1) * n] for at in range(self.grid.pp)]
+        return any(len({trails[rank] for rank in ranks}) > 1 for ranks in pipes if trails)
 
     def _said(self) -> Said:
         return Said(
@@ -359,6 +370,7 @@ class _Run:
                 self.job.source,
                 self.feed,
                 data_rank=self.data_rank,
+                n_data=self.n_data,
                 batch=self.eval_batch,
                 stop=self.stop,
             )

@@ -16,12 +16,10 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, Store
-from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.rendezvous import rendezvous
 
 from ..cluster.accelerator import HOST_BACKEND, Accelerator
 from ..errors import RunError
-from ..plan.ir import DataLayout
 from . import watchdog as watchdogs
 from .host_groups import use_one_thread
 from .record import RECORD, Record
@@ -79,26 +77,6 @@ class World:
         with self.record.inside("all_gather_object", n_ranks=self.n_ranks):
             dist.all_gather_object(found, value, group=self.group)
         return found
-
-    def coordinates(self, layout: DataLayout) -> tuple[int, int]:
-        """(replica, shard) of this process."""
-        return divmod(self.data_rank(layout), layout.shard)
-
-    def data_rank(self, layout: DataLayout) -> int:
-        """Which share of every batch is this process's: its position in the layout."""
-        return _ranks(layout).index(self.rank)
-
-    def mesh(self, layout: DataLayout) -> DeviceMesh:
-        """The mesh (replica, shard); made by all processes together."""
-        assert self.group is not None, "one process has no mesh"
-        grid = torch.tensor(_ranks(layout)).reshape(layout.replica, layout.shard)
-        return DeviceMesh(self.device.type, grid, mesh_dim_names=("replica", "shard"))
-
-
-def _ranks(layout: DataLayout) -> tuple[int, ...]:
-    """Ranks in data-rank order: processes take the plan's devices in ascending order."""
-    ascending = sorted(layout.devices)
-    return tuple(ascending.index(device) for device in layout.devices)
 
 
 def read_place(environment: Mapping[str, str] | None = None) -> Place:

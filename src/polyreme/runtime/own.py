@@ -89,7 +89,7 @@ def unlike_any(index: Index, template: Mapping[str, Any]) -> Iterator[str]:
 
 def _read(reader: Reader, name: str, leaf: Any) -> torch.Tensor:
     into = torch.empty_like(_tensor(leaf))
-    reader.fill(pieces.held(name, into))
+    reader.fill(pieces.whole(name, into))
     return into
 
 

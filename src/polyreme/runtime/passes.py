@@ -1,15 +1,14 @@
-"""Forward and backward passes of a step over its microbatches."""
+"""Microbatches of a step, and what must be as it was before one: buffers, random numbers."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
 
-from ..graph.loss import cross_entropy
-from .apply.data import Applied
+from .applied import Applied
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -17,43 +16,21 @@ class Microbatch:
     """Samples on this process's device, and their labels.
 
     `n_samples` 0 marks a filler: samples whose labels carry no loss, run only so that this rank
-    takes part in the collectives of its layers.
+    takes part in the collectives of its layers. Where no layer reads a sample, `fields` and
+    `labels` are empty; `n_rows` is how many rows the others have.
     """
 
     fields: Mapping[str, torch.Tensor]
     labels: torch.Tensor
     n_samples: int
-
-
-def accumulate(
-    applied: Applied,
-    microbatches: Sequence[Microbatch],
-    nominal_weight: float,
-    device: torch.device,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Gradients of the summed loss over `nominal_weight`; that loss, and labels that carry it."""
-    applied.buckets.begin()
-    loss_sum = torch.zeros((), dtype=torch.float64, device=device)
-    weight = torch.zeros((), dtype=torch.float64, device=device)
-    for index, microbatch in enumerate(microbatches):
-        applied.begin_microbatch(last=index == len(microbatches) - 1)
-        with buffers_kept(applied, fillers_only=True) as restore:
-            logits = applied.stage(microbatch.fields)
-            total, count = cross_entropy(logits, microbatch.labels)
-            (total / nominal_weight).backward()  # type: ignore[no-untyped-call]
-            if not microbatch.n_samples:
-                restore()
-        loss_sum += total.detach()
-        weight += count
-    applied.buckets.finish()
-    return loss_sum, weight
+    n_rows: int
 
 
 @contextmanager
 def buffers_kept(applied: Applied, *, fillers_only: bool = False) -> Iterator[Callable[[], object]]:
     """Gives a function that puts the weights' buffers back as they are now."""
     live = [slot.tensor for slot in applied.buffers]
-    if not live or (fillers_only and not applied.units):
+    if not live or (fillers_only and not applied.fills):
         yield lambda: None
         return
     kept = [tensor.clone() for tensor in live]

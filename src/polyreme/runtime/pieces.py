@@ -14,8 +14,6 @@ from typing import Any
 import msgspec
 import torch
 from safetensors import safe_open
-from torch.distributed.tensor import DTensor, Replicate
-from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
 from . import tensorfile
 from .tensorfile import FileSum
@@ -71,54 +69,19 @@ class Part:
     local: torch.Tensor
 
     @property
+    def place(self) -> tuple[slice, ...]:
+        """Where it lies in the whole."""
+        return tuple(slice(o, o + n) for o, n in zip(self.offset, self.local.shape, strict=True))
+
+    @property
     def key(self) -> str:
         """Its name in the file."""
         return f"{self.name}@{','.join(map(str, self.offset))}"
 
 
-def held(name: str, tensor: torch.Tensor) -> Part:
-    """What this rank holds of a tensor."""
-    if not isinstance(tensor, DTensor):
-        return Part(name=name, shape=tuple(tensor.shape), offset=(0,) * tensor.dim(), local=tensor)
-    placed: Any = compute_local_shape_and_global_offset(
-        tensor.shape, tensor.device_mesh, tensor.placements
-    )
-    local = tensor.to_local()
-    assert tuple(local.shape) == tuple(placed[0]), "the local part is as the layout says"
-    return Part(name=name, shape=tuple(tensor.shape), offset=tuple(placed[1]), local=local)
-
-
-def written(tensors: Mapping[str, torch.Tensor], rank: int, n_ranks: int) -> list[Part]:
-    """The parts that this rank writes: together the ranks write each element once.
-
-    Tensors that all ranks hold are dealt out by size, shards by turns of the replicas.
-    """
-    whole = {name: t for name, t in tensors.items() if not isinstance(t, DTensor)}
-    load = [0] * n_ranks
-    mine = set()
-    for name in sorted(whole, key=lambda name: (-whole[name].nbytes, name)):
-        least = load.index(min(load))
-        load[least] += whole[name].nbytes
-        if least == rank:
-            mine.add(name)
-    parts = []
-    for number, (name, tensor) in enumerate(tensors.items()):
-        ours = _is_our_turn(tensor, number) if isinstance(tensor, DTensor) else name in mine
-        part = held(name, tensor)
-        if ours and (part.local.numel() or not tensor.numel()):
-            parts.append(part)
-    return parts
-
-
-def _is_our_turn(tensor: DTensor, number: int) -> bool:
-    mesh = tensor.device_mesh
-    coordinate = mesh.get_coordinate()
-    assert coordinate is not None, "this rank is in the mesh"
-    return all(
-        coordinate[dim] == number % mesh.size(dim)
-        for dim, placement in enumerate(tensor.placements)
-        if isinstance(placement, Replicate)
-    )
+def whole(name: str, tensor: torch.Tensor) -> Part:
+    """All of a tensor that this rank alone holds."""
+    return Part(name=name, shape=tuple(tensor.shape), offset=(0,) * tensor.dim(), local=tensor)
 
 
 def write(folder: Path, rank: int, parts: list[Part]) -> Index:
@@ -128,16 +91,13 @@ def write(folder: Path, rank: int, parts: list[Part]) -> Index:
     total = tensorfile.write(
         folder / name, like, (tensorfile.content(part.local) for part in parts), {}
     )
-    tensors = {
-        part.name: Whole(
-            shape=part.shape,
-            dtype=tensorfile.NAMES[part.local.dtype],
-            pieces=(
-                Piece(file=name, key=part.key, offset=part.offset, shape=tuple(part.local.shape)),
-            ),
+    tensors: dict[str, Whole] = {}
+    for part in parts:
+        piece = Piece(file=name, key=part.key, offset=part.offset, shape=tuple(part.local.shape))
+        before = tensors[part.name].pieces if part.name in tensors else ()
+        tensors[part.name] = Whole(
+            shape=part.shape, dtype=tensorfile.NAMES[part.local.dtype], pieces=(*before, piece)
         )
-        for part in parts
-    }
     return Index(tensors=tensors, files={name: total})
 
 

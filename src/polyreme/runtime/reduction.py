@@ -11,7 +11,7 @@ import torch
 if TYPE_CHECKING:
     from torch.distributed.fsdp import FSDPModule
 
-    from .apply.data import Sharded
+    from .applied import Sharded
 
 
 def watch(parameter: Sharded) -> Callable[[], None]:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
-from .apply.data import Applied
+from .applied import Applied
 from .driver import Driver, OnGradients, Said, StepResult
 from .feed import Feed
 from .gradients import Read
@@ -90,7 +90,8 @@ class Native:
             on_gradients=on_gradients,
         )
         self.state = State(applied, self._driver.optimizers, world)
-        self._data_rank = world.data_rank(applied.layout)
+        cell, grid = applied.places.cell, applied.grid
+        self._seed_rank = applied.places.data_rank + cell.pipe * grid.degrees.data
 
     @property
     def sent_bytes(self) -> int:
@@ -117,10 +118,10 @@ class Native:
     def _step(self, step: int, read: Read) -> Came:
         job, feed, traffic = self._job, self._feed, self._applied.traffic
         n_samples, sent_bytes = feed.n_samples(step), traffic.sent_bytes
-        set_seed(self._world.device, seed_of(job.train.seed, step, self._data_rank))
+        set_seed(self._world.device, seed_of(job.train.seed, step, self._seed_rank))
         factor = job.train.schedule.factor(step, self._n_steps)
         result = self._driver.step(
-            feed.to_device(read, with_fillers=bool(self._applied.units)),
+            feed.to_device(read, with_fillers=self._applied.fills),
             nominal_weight=float(n_samples * feed.labels_per_sample),
             rate_factor=factor,
             say=self._say,

@@ -1,42 +1,54 @@
-"""The rule of a run as optimizers over whole and sharded masters."""
+"""The rule of a run as optimizers over this process's masters."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 from torch.distributed.tensor import DTensor
 
 from ..algo.optimizer import RuleOptimizer
 from ..algo.rule import Rule
-from .timing import Traffic
+from .applied import Applied
 
 if TYPE_CHECKING:
     import torch
 
 
-def optimizers(
-    rule: Rule, masters: Sequence[torch.Tensor], traffic: Traffic
-) -> tuple[torch.optim.Optimizer, ...]:
+def optimizers(rule: Rule, applied: Applied) -> tuple[torch.optim.Optimizer, ...]:
     """Those of torch if it has the rule, one a kind of tensor; else one that plays it on all.
 
-    Whole masters are the same on all ranks; shards (DTensors) are of one mesh, whose axis "shard"
-    the sums of the rule go over. Replicas have the same shards, and so come to the same sums.
+    Sums of one tensor go over the devices that hold parts of it, those of all tensors over the
+    devices of a replica; replicas have the same parts, and so come to the same sums.
     """
+    trainable, places = applied.trainable, applied.places
+    masters = [parameter.master for parameter in trainable]
     whole = [master for master in masters if not isinstance(master, DTensor)]
     shards = [master for master in masters if isinstance(master, DTensor)]
     native = [rule.native(kind) for kind in (whole, shards) if kind]
     made = tuple(optimizer for optimizer in native if optimizer is not None)
     if len(made) == len(native):
         return made
-    if not shards:
+    if places.replica is None:
         return (RuleOptimizer(masters, rule),)
-    mesh = shards[0].device_mesh
-    group = mesh.get_group("shard")
 
-    def over_devices(partial: torch.Tensor) -> torch.Tensor:
-        traffic.all_reduce(partial, group)
-        return partial
+    def over(group: Any) -> Callable[[torch.Tensor], torch.Tensor]:
+        def summed(partial: torch.Tensor) -> torch.Tensor:
+            if group is not None:
+                applied.traffic.all_reduce(partial, group)
+            return partial
 
-    first = mesh.get_local_rank("shard") == 0
-    return (RuleOptimizer(masters, rule, over_devices=over_devices, counts_whole=first),)
+        return summed
+
+    by_id = {id(parameter.master): parameter for parameter in trainable}
+    in_stage = {key: applied.counts_in_replica(p, in_stage=True) for key, p in by_id.items()}
+    in_model = {key: applied.counts_in_replica(p, in_stage=False) for key, p in by_id.items()}
+    return (
+        RuleOptimizer(
+            masters,
+            rule,
+            over_devices=over(places.inner),
+            over_stages=over(places.replica),
+            counts=lambda master, per_tensor: (in_stage if per_tensor else in_model)[id(master)],
+        ),
+    )

@@ -27,6 +27,7 @@ from ..runlog import CheckpointEvent, FaultEvent, Writer, room
 from . import checkpoint, checkpoints, pieces
 from .checkpoint import Meta
 from .mesh import World
+from .parted import dealt
 from .state import State
 from .synced import sync_folder, write_synced
 
@@ -114,12 +115,12 @@ class Saver:
         """Copy the state and start to write it."""
         self.finish()
         self._began_s = time.monotonic()
-        tensors, own = state.tensors(), state.own()
-        every = (*tensors.values(), *own.values())
-        self._needed_bytes = sum(t.numel() * t.element_size() for t in every)
+        tensors, own = state.parted(), state.own()
+        self._needed_bytes = sum(each.n_bytes for each in tensors.values())
+        self._needed_bytes += sum(t.numel() * t.element_size() for t in own.values())
         world = self._world
-        ours = pieces.written(tensors, world.rank, world.n_ranks)
-        ours += [pieces.held(name, tensor) for name, tensor in own.items()]
+        ours = dealt(tensors)
+        ours += [pieces.whole(name, tensor) for name, tensor in own.items()]
         parts = [self._copied(part) for part in ours]
         if not world.accelerator.on_host:
             world.accelerator.synchronize()

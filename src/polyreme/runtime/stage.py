@@ -1,8 +1,8 @@
-"""The layers of a stage as one module, and where each parameter of the whole model lies in it."""
+"""Layers of stages as one module, and where each parameter of the whole model lies in it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from ..graph.layer import LayerGraph
+from ..graph.layer import Layer, LayerGraph
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,44 +59,109 @@ class Body(nn.Module):
         return self.module(*inputs)
 
 
-class Stage(nn.Module):
-    """Layers called in the graph's order; an output is dropped after its last reader."""
+@dataclass(frozen=True, kw_only=True)
+class Chunk:
+    """A stage of the plan: its layers, the values that it is handed and those that it hands on.
 
-    def __init__(self, graph: LayerGraph, bodies: Mapping[str, Body], dtype: torch.dtype) -> None:
+    A value that no layer here reads may pass through. The last stage gives the output alone.
+    """
+
+    layers: tuple[str, ...]
+    takes: tuple[str, ...]
+    gives: tuple[str, ...]
+
+
+def cut(graph: LayerGraph, stages: Sequence[Sequence[str]]) -> tuple[Chunk, ...]:
+    """Stages with what crosses each cut: all that is made before it and read after it."""
+    made = {value: at for at, names in enumerate(stages) for value in _made(graph, names)}
+    last = dict.fromkeys(made, -1)
+    for at, names in enumerate(stages):
+        for name in names:
+            last |= {value: at for value in graph.layer(name).inputs if value in made}
+    crossing = [
+        tuple(value for value, at in made.items() if at < border <= last[value])
+        for border in range(len(stages))
+    ]
+    after = [*crossing[1:], (graph.output,)]
+    return tuple(
+        Chunk(layers=tuple(names), takes=takes, gives=gives)
+        for names, takes, gives in zip(stages, crossing, after, strict=True)
+    )
+
+
+class Stage(nn.Module):
+    """Layers called in the graph's order; an output is dropped after its last reader.
+
+    `chunks` are the stages of the plan that lie here, by their numbers.
+    """
+
+    def __init__(
+        self,
+        graph: LayerGraph,
+        bodies: Mapping[str, Body],
+        dtype: torch.dtype,
+        chunks: Mapping[int, Chunk],
+    ) -> None:
         super().__init__()
         self.bodies = nn.ModuleList(bodies.values())
-        self._layers = tuple(graph.layer(name) for name in bodies)
-        self._output = graph.output
-        self._fields = tuple(graph.inputs)
+        self.names = tuple(bodies)
+        self.chunks = dict(chunks)
         self._dtype = dtype
-        last: dict[str, int] = {}
-        for index, layer in enumerate(self._layers):
-            last |= dict.fromkeys((*layer.inputs, *_outputs(layer.name, layer.outputs)), index)
-        self._drop: list[list[str]] = [[] for _ in self._layers]
-        for name, index in last.items():
-            if name != self._output:
-                self._drop[index].append(name)
+        self._fields = tuple(graph.inputs)
+        at = {name: index for index, name in enumerate(bodies)}
+        self._steps = {
+            number: _steps([(graph.layer(name), at[name]) for name in chunk.layers], chunk)
+            for number, chunk in chunks.items()
+        }
 
-    def forward(self, batch: Mapping[str, torch.Tensor]) -> torch.Tensor:
-        """Logits of a batch; floating fields are cast to the compute dtype."""
+    def forward(
+        self, batch: Mapping[str, torch.Tensor], *taken: torch.Tensor, number: int = 0
+    ) -> Any:
+        """What a stage gives: a tensor, or a tuple where it gives several.
+
+        Floating fields of the batch are cast to the compute dtype.
+        """
+        chunk = self.chunks[number]
         values: dict[str, Any] = {
             f"batch:{name}": batch[name].to(self._dtype)
             if batch[name].is_floating_point()
             else batch[name]
             for name in self._fields
+            if name in batch
         }
-        for layer, body, drop in zip(self._layers, self.bodies, self._drop, strict=True):
-            result = body(*(values[name] for name in layer.inputs))
-            names = _outputs(layer.name, layer.outputs)
+        values |= zip(chunk.takes, taken, strict=True)
+        for layer, index, drop in self._steps[number]:
+            result = self.bodies[index](*(values[name] for name in layer.inputs))
+            names = _outputs(layer)
             if len(names) == 1:
                 values[names[0]] = result
             else:
                 values |= zip(names, result, strict=True)
             for name in drop:
-                del values[name]
-        logits: torch.Tensor = values[self._output]
-        return logits
+                values.pop(name, None)
+        given = tuple(values[name] for name in chunk.gives)
+        return given[0] if len(given) == 1 else given
 
 
-def _outputs(layer: str, outputs: Mapping[str, Any]) -> list[str]:
-    return [f"{layer}.{output}" for output in outputs]
+def _steps(
+    layers: Sequence[tuple[Layer, int]], chunk: Chunk
+) -> list[tuple[Layer, int, tuple[str, ...]]]:
+    """Each layer, where its body is, and the values that nothing needs after it."""
+    last: dict[str, int] = {}
+    for number, (layer, _) in enumerate(layers):
+        last |= dict.fromkeys((*layer.inputs, *_outputs(layer)), number)
+    drop: list[list[str]] = [[] for _ in layers]
+    for name, number in last.items():
+        if name not in chunk.gives:
+            drop[number].append(name)
+    return [
+        (layer, index, tuple(dropped)) for (layer, index), dropped in zip(layers, drop, strict=True)
+    ]
+
+
+def _made(graph: LayerGraph, names: Sequence[str]) -> list[str]:
+    return [value for name in names for value in _outputs(graph.layer(name))]
+
+
+def _outputs(layer: Layer) -> list[str]:
+    return [f"{layer.name}.{output}" for output in layer.outputs]

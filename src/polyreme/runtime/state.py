@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import msgspec
 import torch
 import torch.distributed as dist
-from torch.distributed.tensor import DTensor
 
 from ..algo.optimizer import RuleOptimizer
-from .apply.data import Applied
+from .applied import Applied
 from .mesh import World
+from .parted import Parted, parted
 from .pieces import Index, Reader
 
 
@@ -43,21 +43,38 @@ class State:
         self.applied = applied
         self.world = world
         self.progress = Progress()
+        self._as: dict[str, tuple[str, bool]] = {}  # whose entry it is, and whether of its shape
         self._optimizers = tuple(optimizers)
+        # Of how many processes that hold all this alike, beside those that it is laid over.
+        self.team = (0, 1)
 
     def tensors(self) -> dict[str, torch.Tensor]:
         """Live tensors by name; averages diverged buffers first, so all ranks call it together."""
         average_buffers(self.applied, self.world)
         masters = self.applied.masters
         names = {id(tensor): name for name, tensor in masters.items()}
+        shapes = {name: tensor.shape for name, tensor in masters.items()}
         tensors = {f"param/{name}": tensor.detach() for name, tensor in masters.items()}
         tensors |= {f"buffer/{slot.name}": slot.tensor for slot in self.applied.buffers}
         for optimizer in self._optimizers:
             for parameter, entries in optimizer.state.items():
                 for key, value in entries.items():
                     if isinstance(value, torch.Tensor):
-                        tensors[f"optimizer/{names[id(parameter)]}/{key}"] = value
+                        name = names[id(parameter)]
+                        tensors[f"optimizer/{name}/{key}"] = value
+                        self._as[f"optimizer/{name}/{key}"] = name, value.shape == shapes[name]
         return tensors
+
+    def parted(self) -> dict[str, Parted]:
+        """The same with how each lies in the whole model; all ranks call it together."""
+        applied = self.applied
+        found = {}
+        for name, tensor in self.tensors().items():
+            of, alike = self._as.get(name, (name.partition("/")[2], True))
+            where = applied.where[of]
+            each = parted(tensor, where.cut if alike else None, where.pipes, applied.places)
+            found[name] = each.among(*self.team)
+        return found
 
     def own(self) -> dict[str, torch.Tensor]:
         """Tensors that this rank alone has, by names of its own; it writes them itself."""
@@ -103,38 +120,29 @@ def materialise(optimizer: torch.optim.Optimizer) -> None:
 
 def average_buffers(applied: Applied, world: World) -> None:
     """Make the weights' buffers equal on all ranks: the mean of float ones, the maximum of ints."""
-    if world.group is None or not applied.buffers:
+    places = applied.places
+    if world.group is None:
         return
-    tensors = [slot.tensor for slot in applied.buffers]
-    floats = [tensor for tensor in tensors if tensor.is_floating_point()]
-    others = [tensor for tensor in tensors if not tensor.is_floating_point()]
-    for members, dtype, op in (
-        (floats, torch.float64, dist.ReduceOp.SUM),
-        (others, torch.int64, dist.ReduceOp.MAX),
-    ):
-        if not members:
-            continue
-        flat = torch.cat([tensor.reshape(-1).to(dtype) for tensor in members])
-        applied.traffic.all_reduce(flat, world.group, op)
-        if op == dist.ReduceOp.SUM:
-            flat /= world.n_ranks
-        parts = torch.split(flat, [tensor.numel() for tensor in members])
-        for tensor, part in zip(members, parts, strict=True):
-            tensor.copy_(part.view_as(tensor))
-
-
-def full_parameters(state: State) -> Iterator[tuple[str, torch.Tensor]]:
-    """The whole model's weights and buffers on rank 0, gathered one at a time, on the CPU.
-
-    All ranks must run through it; only rank 0 is given anything. Tied weights come once.
-    """
-    average_buffers(state.applied, state.world)
-    tensors = dict(state.applied.masters)
-    tensors |= {slot.name: slot.tensor for slot in state.applied.buffers}
-    for name, tensor in tensors.items():
-        whole = tensor.detach()
-        if isinstance(whole, DTensor):
-            with state.world.record.inside("all_gather", whole, state.world.n_ranks):
-                whole = whole.full_tensor()
-        if state.world.is_first:
-            yield name, whole.cpu()
+    by_pipes: dict[tuple[int, ...], list[torch.Tensor]] = {}
+    for slot in sorted(applied.buffers, key=lambda slot: slot.name):
+        by_pipes.setdefault(applied.where[slot.name].pipes, []).append(slot.tensor)
+    for pipes, tensors in sorted(by_pipes.items(), key=lambda each: each[0]):
+        groups = [places.data, places.shared.get(pipes)]
+        held_by = applied.grid.degrees.data * len(pipes)
+        floats = [tensor for tensor in tensors if tensor.is_floating_point()]
+        others = [tensor for tensor in tensors if not tensor.is_floating_point()]
+        for members, dtype, op in (
+            (floats, torch.float64, dist.ReduceOp.SUM),
+            (others, torch.int64, dist.ReduceOp.MAX),
+        ):
+            if not members or held_by == 1:
+                continue
+            flat = torch.cat([tensor.reshape(-1).to(dtype) for tensor in members])
+            for group in groups:
+                if group is not None:
+                    applied.traffic.all_reduce(flat, group, op)
+            if op == dist.ReduceOp.SUM:
+                flat /= held_by
+            parts = torch.split(flat, [tensor.numel() for tensor in members])
+            for tensor, part in zip(members, parts, strict=True):
+                tensor.copy_(part.view_as(tensor))

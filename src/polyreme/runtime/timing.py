@@ -62,6 +62,7 @@ class Traffic:
         self.blocked_s = 0.0
         self.sent_bytes = 0
         self.n_reductions = 0
+        self.n_sends = 0
         self._given: list[torch.Tensor] = []
 
     @contextmanager

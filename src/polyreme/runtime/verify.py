@@ -13,9 +13,11 @@ import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 
 from ..errors import RunError
+from .gathering import Form, forms, gathered, weights
 from .job import Job
 from .loop import train
 from .mesh import World
+from .parted import Parted, parted
 from .state import Progress, State
 
 _FLOOR = 1e-3  # of the norm over all tensors: below that a tensor is not held to its own norm
@@ -116,6 +118,7 @@ class _Lockstep:
         self._world, self._oracle = world, oracle
         self._n_steps, self._tolerance = n_steps, tolerance
         self._state: State | None = None
+        self._forms: dict[str, Form] = {}  # of the model's parameters
         self._moved: dict[str, float] = {}  # norms of the oracle's last update
         self.verdict = Verdict(steps=0)
 
@@ -126,9 +129,12 @@ class _Lockstep:
     def compare_initial(self, state: State) -> Progress:
         """Hold the parameters before the first step to the oracle's."""
         self._state = state
+        known = weights(state.applied)
+        every = forms(known, state.applied, self._world)
+        buffers = {n for each in self._world.gather(_buffers(state)) for n in each}
+        self._forms = {name: form for name, form in every.items() if name not in buffers}
         masters = state.applied.masters
-        trained = {parameter.name for parameter in state.applied.trainable}
-        found = self._unmatched(masters, trained)
+        found = self._unmatched(set(state.applied.names))
         self._conclude(None if found is None else Difference(name=found[0], words=found[1]))
         worst, wrong = self._errors(masters, self._expected())
         self._note(max_parameter_error=worst)
@@ -152,16 +158,16 @@ class _Lockstep:
                 known_loss, known_weight = self._oracle.gradients(number - 1)
             before = self._loss(number, loss, weight, known_loss, known_weight)
             parameters = self._oracle.parameters
-            expected = {name: parameters[name].grad for name in gradients}
-        ordered = {name: gradients[name] for name in masters if name in gradients}
-        worst, wrong = self._errors(ordered, expected)
+            expected = {name: parameters[name].grad for name in self._state.applied.names}
+        trained = set(self._state.applied.names)
+        worst, wrong = self._errors(gradients, expected, names=trained)
         self._note(steps=number, max_grad_error=worst)
         found = _named(wrong, "gradient", f"in step {number}", self._tolerance)
         if found is not None and before is not None:
             found = Difference(name=found.name, words=f"{found.words}; {before.words}")
         self._conclude(found or before)
         if not self._tolerance.apart:
-            self._take(ordered)
+            self._take(gradients, trained)
         if self._oracle is not None:
             before_update = _copied(self._oracle.parameters) if not self._tolerance.apart else {}
             self._oracle.update(number - 1)
@@ -187,36 +193,38 @@ class _Lockstep:
 
     def _follow(self, masters: Mapping[str, torch.Tensor]) -> None:
         """Give the oracle the parameters that the run is at."""
-        for name, tensor in masters.items():
-            whole = self._whole(tensor)
+        for name in self._forms:
+            whole = self._whole(name, masters.get(name))
             if self._oracle is not None:
+                assert whole is not None, "the oracle is where tensors are gathered"
                 with torch.no_grad():
                     self._oracle.parameters[name].copy_(whole)
 
-    def _take(self, gradients: Mapping[str, torch.Tensor | None]) -> None:
-        """Give the oracle the gradients of the run."""
-        for name, tensor in gradients.items():
-            whole = None if tensor is None else self._whole(tensor)
+    def _take(self, gradients: Mapping[str, torch.Tensor | None], trained: set[str]) -> None:
+        """Give the oracle the gradients of the run; None is of what nothing used."""
+        used = {n for names in self._world.gather(_there(gradients)) for n in names}
+        for name in self._forms:
+            if name not in trained:
+                continue
+            whole = self._whole(name, gradients.get(name)) if name in used else None
             if self._oracle is not None:
                 self._oracle.parameters[name].grad = None if whole is None else whole.clone()
 
     def _expected(self) -> dict[str, torch.Tensor | None]:
         return {} if self._oracle is None else dict(self._oracle.parameters)
 
-    def _unmatched(
-        self, masters: Mapping[str, torch.Tensor], trained: set[str]
-    ) -> tuple[str, str] | None:
+    def _unmatched(self, trained: set[str]) -> tuple[str, str] | None:
         """A parameter that only one of the two has or trains, or has in another shape."""
         if self._oracle is None:
             return None
         known = self._oracle.parameters
         covered = set()
-        for name, tensor in masters.items():
+        for name, form in self._forms.items():
             if name not in known:
                 return name, f"{name} is no parameter of the reference"
             covered.add(id(known[name]))
-            if known[name].shape != tensor.shape:
-                return name, f"{name} has shape {list(tensor.shape)}, not {list(known[name].shape)}"
+            if tuple(known[name].shape) != form.shape:
+                return name, f"{name} has shape {list(form.shape)}, not {list(known[name].shape)}"
             if known[name].requires_grad != (name in trained):
                 which = "the plan" if name in trained else "the reference"
                 return name, f"{name} is trained by {which} alone"
@@ -242,24 +250,31 @@ class _Lockstep:
         tensors: Mapping[str, torch.Tensor | None],
         expected: Mapping[str, torch.Tensor | None],
         moved: Mapping[str, float] | None = None,
+        names: set[str] | None = None,
     ) -> tuple[float, list[tuple[str, float, int]]]:
         """The largest error, and (name, error, rank) of each tensor that differs, on rank 0.
 
-        Every rank holds what it has, gathered whole, to what rank 0 expects. With `moved` errors
-        are of updates with these norms; a unit in the last place of each value is none.
+        Every rank holds what it has (shards gathered) to what rank 0 expects; one that has no part
+        of a tensor finds no difference. With `moved` errors are of updates with these norms; a
+        unit in the last place of each value is none. `names` are those compared (unset: all).
         """
         norms, own = [], []
-        for name, tensor in tensors.items():
-            difference, norm = self._difference(tensor, expected.get(name))
-            if moved is not None and tensor is not None:
-                difference = max(difference - torch.finfo(tensor.dtype).eps * norm, 0.0)
+        compared = [name for name in self._forms if names is None or name in names]
+        for name in compared:
+            tensor = tensors.get(name)
+            difference, norm = self._difference(
+                name, tensor, expected.get(name), held=name in tensors
+            )
+            if moved is not None:
+                eps = 0.0 if tensor is None else torch.finfo(tensor.dtype).eps
+                difference = max(difference - eps * norm, 0.0)
                 norm = moved.get(name, 0.0)
             own.append(difference)
             norms.append(norm)
         ranks: list[list[float]] = self._world.gather(own)
         floor = _FLOOR * math.hypot(*norms)
         worst, wrong = 0.0, []
-        for index, name in enumerate(tensors):
+        for index, name in enumerate(compared):
             scale = max(norms[index], floor)
             errors = [_ratio(row[index], scale) for row in ranks]
             rank = max(range(len(errors)), key=lambda at: _sortable(errors[at]))
@@ -269,29 +284,51 @@ class _Lockstep:
         return worst, wrong
 
     def _difference(
-        self, tensor: torch.Tensor | None, expected: torch.Tensor | None
+        self,
+        name: str,
+        tensor: torch.Tensor | None,
+        expected: torch.Tensor | None,
+        *,
+        held: bool,
     ) -> tuple[float, float]:
         """Norms of this rank's difference and of what is expected; tensors are dropped at once.
 
         None is what nothing used: all zero.
         """
-        world = self._world
-        if tensor is None:
-            norm = 0.0 if expected is None else _norm(expected)
-            return norm, norm
-        whole = self._whole(tensor)
-        target = torch.zeros_like(whole) if expected is None else expected.detach().clone()
+        world, state = self._world, self._state
+        assert state is not None, "initial values were compared"
+        target = self._forms[name].empty(world.device)
+        if self._oracle is not None:
+            target = torch.zeros_like(target) if expected is None else expected.detach().clone()
         if world.group is not None:
             with world.record.inside("broadcast", target, world.n_ranks):
                 dist.broadcast(target, 0, group=world.group)
-        return _norm(whole - target), _norm(target)
+        norm = _norm(target)
+        if not held:
+            return 0.0, norm
+        if tensor is None:
+            return norm, norm
+        own = self._parted(name, tensor)
+        live = own.tensor.detach()
+        if isinstance(live, DTensor):
+            with world.record.inside("all_gather", live, state.applied.grid.shard):
+                live = live.full_tensor()
+        whole = dataclasses.replace(own, tensor=live)
+        squares = [_norm(part.local - target[part.place]) ** 2 for part in whole.parts(name)]
+        return math.sqrt(sum(squares)), norm
 
-    def _whole(self, tensor: torch.Tensor) -> torch.Tensor:
-        whole = tensor.detach()
-        if isinstance(whole, DTensor):
-            with self._world.record.inside("all_gather", whole, self._world.n_ranks):
-                return whole.full_tensor()
-        return whole
+    def _parted(self, name: str, tensor: torch.Tensor) -> Parted:
+        state = self._state
+        assert state is not None, "initial values were compared"
+        where = state.applied.where[name]
+        return parted(tensor, where.cut, where.pipes, state.applied.places)
+
+    def _whole(self, name: str, tensor: torch.Tensor | None) -> torch.Tensor | None:
+        """A tensor on rank 0; all ranks call it together."""
+        state = self._state
+        assert state is not None, "initial values were compared"
+        own = None if tensor is None else self._parted(name, tensor)
+        return gathered(name, own, self._forms[name], state.applied, self._world)
 
     def _note(self, **largest: float) -> None:
         """Keep the larger of what was and what is found."""
@@ -322,6 +359,14 @@ def _named(
         f"more than {tolerance.tensor:g}{others}"
     )
     return Difference(name=name, words=words)
+
+
+def _buffers(state: State) -> list[str]:
+    return [slot.name for slot in state.applied.buffers]
+
+
+def _there(tensors: Mapping[str, torch.Tensor | None]) -> list[str]:
+    return [name for name, tensor in tensors.items() if tensor is not None]
 
 
 def _copied(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:

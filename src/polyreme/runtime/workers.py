@@ -13,7 +13,7 @@ from ..algo.vector import mean
 from ..algo.worker import Worker
 from ..data.order import Ordering
 from . import own
-from .apply.data import Applied
+from .applied import Applied
 from .driver import Said, StepResult
 from .feed import Feed
 from .gradients import Gradients
@@ -167,6 +167,7 @@ class TeamState(State):
     def __init__(self, team: Team, workers: Workers, applied: Applied, world: World) -> None:
         super().__init__(applied, (), world)
         self._team, self._workers = team, workers
+        self.team = (world.rank, world.n_ranks)
 
     def tensors(self) -> dict[str, torch.Tensor]:
         """The mean model by name; all ranks call it together."""

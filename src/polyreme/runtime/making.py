@@ -1,0 +1,298 @@
+"""From a plan to the stages of this process: made, split, sharded.
+
+Layers are made one after another (on meta, then on the device, filled, split, wrapped, sharded),
+so that no more than one of them is whole at a time; their values do not depend on the layout.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import msgspec
+import torch
+from torch import nn
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
+
+from ..errors import ConfigError, Violation
+from ..graph.layer import LayerGraph
+from ..plan.grid import Grid, grid_of
+from ..plan.ir import Action, Leaf, Plan, accumulation_order
+from ..plan.ir import Stage as StagePlan
+from .applied import Applied, Trainable, Unit, Where
+from .apply import data, pipeline
+from .apply.tensor import Cut, Tp, split
+from .buckets import Buckets, Replicated
+from .joint import Joint
+from .mesh import World
+from .places import Places, take_places
+from .stage import Body, Slot, Stage, cut
+from .timing import Traffic
+
+_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp64": torch.float64}
+
+
+def grid_for(plan: Plan) -> Grid:
+    """The grid of a plan. Raises ConfigError for one that this runtime cannot play."""
+    grid = grid_of(plan)
+    if grid is None:
+        rule = "must split all layers alike, over replicas, shards and tensor parts in this order"
+        legal = "the same degrees for all layers, stages on the same devices or on others"
+        raise ConfigError(
+            [Violation(path="layer_plans", value=len(plan.layer_plans), rule=rule, legal=legal)]
+        )
+    return grid
+
+
+def alone(plan: Plan) -> Plan:
+    """The same on one device: what a worker computes of an algorithm whose workers are replicas.
+
+    Raises ConfigError where replicas are split: a worker's parameters are one vector.
+    """
+    grid = grid_for(plan)
+    for axis, degree in (("shard", grid.shard), ("tp", grid.tp), ("pp", grid.pp)):
+        if degree > 1:
+            rule = "splits replicas, and this algorithm takes a replica's parameters as one vector"
+            legal = "1 (or plain training: every step, mean, dense)"
+            raise ConfigError(
+                [Violation(path=f"parallel.{axis}", value=degree, rule=rule, legal=legal)]
+            )
+    layers = {
+        name: msgspec.structs.replace(layer, split=Leaf(0), level="none")
+        for name, layer in plan.layer_plans.items()
+    }
+    stage = StagePlan(layers=tuple(layers), placements=((0,),))
+    order = (accumulation_order(plan.microbatches),)
+    return msgspec.structs.replace(plan, stages=(stage,), layer_plans=layers, order=order)
+
+
+def apply(
+    graph: LayerGraph,
+    plan: Plan,
+    world: World,
+    *,
+    seed: int = 0,
+    compile_layers: bool = False,
+) -> Applied:
+    """Make the plan's stages on this process. All processes call it together."""
+    return _Maker(graph, plan, world, seed, compile_layers).make()
+
+
+class _Maker:
+    """What the making of stages gathers on its way."""
+
+    def __init__(
+        self, graph: LayerGraph, plan: Plan, world: World, seed: int, compile_layers: bool
+    ) -> None:
+        self.graph, self.plan, self.world = graph, plan, world
+        self.seed, self.compile_layers = seed, compile_layers
+        grid = grid_for(plan)
+        self.holders = pipeline.holders(graph, plan, grid)
+        shared = {pipes for pipes in self.holders.values() if len(pipes) > 1}
+        self.places = take_places(world, grid, shared)
+        self.dtype = _DTYPES[plan.precision]
+        self.traffic = Traffic(world.record)
+        self.tp = Tp(
+            rank=self.places.cell.tp,
+            degree=grid.tp,
+            group=self.places.tp,
+            traffic=self.traffic,
+            sp=any(layer.sp for layer in plan.layer_plans.values()),
+        )
+        stages = cut(graph, [stage.layers for stage in plan.stages])
+        self.chunks = {at: stages[at] for at in grid.stages_of(self.places.cell.pipe)}
+        self.layers = [name for chunk in self.chunks.values() for name in chunk.layers]
+        self.bodies: dict[str, Body] = {}
+        self.parameters: dict[str, Slot] = {}
+        self.buffers: dict[str, Slot] = {}
+        self.cuts: dict[str, Cut] = {}
+        self.replicated: dict[str, Replicated] = {}
+        self.frozen: dict[str, torch.Tensor] = {}
+        self.units: list[Unit] = []
+
+    def make(self) -> Applied:
+        for names in tied_groups(self.graph, self.layers):
+            for name in names:
+                self._make_layer(name)
+            slots = [slot for slot in self.parameters.values() if slot.layer in names]
+            level = self.plan.layer_plans[names[0]].level
+            mesh = None if level == "none" else self.places.mesh
+            sharded = [] if mesh is None else [s for s in slots if not data.stays_wide(s)]
+            self._replicate([slot for slot in slots if slot not in sharded])
+            if mesh is not None and sharded:
+                self.units.append(
+                    data.shard(
+                        {name: self.bodies[name] for name in names},
+                        sharded,
+                        level,
+                        mesh,
+                        dtype=self.dtype,
+                        # Those of the last layer are needed again at once.
+                        stays=names[-1] == self.graph.layers[-1].name,
+                        traffic=self.traffic,
+                    )
+                )
+        bodies = {name: self.bodies[name] for name in self.layers}
+        stage = Stage(self.graph, bodies, self.dtype, self.chunks)
+        position = {layer.name: at for at, layer in enumerate(self.graph.layers)}
+        parameters = sorted(self.parameters.values(), key=lambda slot: position[slot.layer])
+        buffers = sorted(self.buffers.values(), key=lambda slot: position[slot.layer])
+        buckets = Buckets(
+            [self.replicated[slot.name] for slot in parameters if slot.name in self.replicated],
+            bucket_bytes=self.plan.bucket_bytes,
+            overlap=self.plan.overlap,
+            group=self.places.data,
+            traffic=self.traffic,
+        )
+        if self.units:
+            # The root's own unit is empty: it runs FSDP2's hooks over the layers' units.
+            kept = {p for p in stage.parameters() if not isinstance(p.data, DTensor)}
+            fully_shard(
+                stage, mesh=self.places.mesh, reshard_after_forward=False, ignored_params=kept
+            )
+        where = {
+            slot.name: Where(cut=self.cuts.get(slot.name), pipes=self.holders[slot.name])
+            for slot in (*parameters, *buffers)
+        }
+        trainable: dict[str, Trainable] = {p.name: p for u in self.units for p in u.parameters}
+        trainable |= self.replicated
+        ordered = [trainable[slot.name] for slot in parameters if slot.name in trainable]
+        levels = {self.plan.layer_plans[name].level for name in self.plan.layer_plans}
+        return Applied(
+            stage=stage,
+            places=self.places,
+            parameters=tuple(parameters),
+            buffers=tuple(buffers),
+            where=where,
+            layers_of={
+                slot.name: tuple(
+                    name
+                    for name in self.layers
+                    if slot.name in self.graph.layer(name).params.values()
+                )
+                for slot in parameters
+            },
+            names=self._names(ordered),
+            buckets=buckets,
+            units=tuple(self.units),
+            joint=Joint(joint_parts(ordered, where, self.places), self.traffic),
+            frozen=self.frozen,
+            orders=self._orders(),
+            traffic=self.traffic,
+            dtype=self.dtype,
+            device=self.world.device,
+            fills=self.places.mesh is not None and bool(levels - {"none"}),
+        )
+
+    def _orders(self) -> tuple[tuple[Action, ...], ...]:
+        """Actions of each pipeline rank, of its device at this process's place."""
+        grid, ascending = self.places.grid, sorted(self.places.grid.devices)
+        ranks = [self.places.rank_at(pipe=pipe) for pipe in range(grid.pp)]
+        assert len(self.plan.order) == len(ascending), "an order for each device"
+        return tuple(self.plan.order[rank] for rank in ranks)
+
+    def _names(self, ours: Sequence[Trainable]) -> tuple[str, ...]:
+        """Trainable parameters of the whole model in its order."""
+        if self.places.grid.pp == 1:
+            return tuple(parameter.name for parameter in ours)
+        known = {parameter.name: None for parameter in ours}
+        found: dict[str, None] = {}
+        for layer in self.graph.layers:
+            if layer.name in self.bodies:
+                found |= {n: None for n in layer.params.values() if n in known}
+                continue
+            for own, parameter in self.graph.build(layer.name).named_parameters():
+                if parameter.requires_grad:
+                    found[layer.params[own]] = None
+        return tuple(found)
+
+    def _make_layer(self, name: str) -> None:
+        layer = self.graph.layer(name)
+        module = self.graph.build(name)
+        module.to_empty(device=self.world.device)
+        self.graph.initialise(name, module, self.seed)
+        if self.dtype == torch.float64:
+            module.to(torch.float64)
+        if self.tp.degree > 1:
+            plan = self.graph.tensor_plan(name)
+            assert plan is not None, "the plan was checked"
+            cuts = split(module, plan, self.tp)
+            self.cuts |= {layer.params[own]: found for own, found in cuts.items()}
+        for own, parameter in _by_identity(module.named_parameters(remove_duplicate=False)):
+            whole = layer.params[own[0]]
+            places = tuple(_place(module, each) for each in own)
+            if whole in self.parameters:
+                assert whole in layer.ties, f"{whole} is in two layers but not tied"
+                owner = self.parameters[whole]
+                tied = Slot(name=whole, layer=owner.layer, places=(*owner.places, *places))
+                tied.put(owner.tensor)  # type: ignore[arg-type]
+                self.parameters[whole] = tied
+            else:
+                self.parameters[whole] = Slot(name=whole, layer=name, places=places)
+                assert isinstance(parameter, nn.Parameter)
+        for own_name, _ in module.named_buffers():
+            if own_name in layer.params:
+                whole = layer.params[own_name]
+                place = _place(module, own_name)
+                self.buffers[whole] = Slot(name=whole, layer=name, places=(place,))
+        if self.compile_layers:
+            module.compile()
+        self.bodies[name] = Body(module, recompute=self.plan.layer_plans[name].recompute)
+
+    def _replicate(self, slots: Iterable[Slot]) -> None:
+        trainable, frozen = data.replicate(slots, self.dtype)
+        self.replicated |= trainable
+        self.frozen |= frozen
+
+
+def joint_parts(
+    parameters: Sequence[Trainable], where: Mapping[str, Where], places: Places
+) -> list[tuple[Any, list[Trainable]]]:
+    """Who is summed with whom: tensor parts that hold the same first, then holders of ties."""
+    by_copies: dict[int, list[Trainable]] = {}
+    by_pipes: dict[tuple[int, ...], list[Trainable]] = {}
+    for parameter in sorted(parameters, key=lambda each: each.name):
+        found = where[parameter.name]
+        if found.cut is not None and found.cut.partial and found.cut.copies > 1:
+            by_copies.setdefault(found.cut.copies, []).append(parameter)
+        if len(found.pipes) > 1:
+            by_pipes.setdefault(found.pipes, []).append(parameter)
+    groups = {**places.copies, places.grid.tp: places.tp}
+    return [
+        *((groups[copies], by_copies[copies]) for copies in sorted(by_copies)),
+        *((places.shared[pipes], by_pipes[pipes]) for pipes in sorted(by_pipes)),
+    ]
+
+
+def tied_groups(graph: LayerGraph, held: Iterable[str]) -> list[list[str]]:
+    """Layers that are held here in graph order, each with the later ones that share parameters."""
+    here = set(held)
+    owner: dict[str, int] = {}
+    groups: list[list[str]] = []
+    for layer in (layer for layer in graph.layers if layer.name in here):
+        shared = sorted({owner[name] for name in layer.ties if name in owner})
+        if shared:
+            home = shared[0]
+            for other in shared[1:]:
+                groups[home] += groups[other]
+                groups[other] = []
+                owner |= {name: home for name, group in owner.items() if group == other}
+            groups[home].append(layer.name)
+        else:
+            home = len(groups)
+            groups.append([layer.name])
+        owner |= {name: home for name in layer.params.values() if name not in owner}
+    return [group for group in groups if group]
+
+
+def _by_identity(named: Iterable[tuple[str, Any]]) -> Iterable[tuple[list[str], Any]]:
+    names: dict[int, tuple[list[str], Any]] = {}
+    for name, tensor in named:
+        names.setdefault(id(tensor), ([], tensor))[0].append(name)
+    return names.values()
+
+
+def _place(module: nn.Module, name: str) -> tuple[nn.Module, str]:
+    path, _, attribute = name.rpartition(".")
+    return module.get_submodule(path), attribute

@@ -1,0 +1,148 @@
+"""Where this process lies in a plan's grid, and the groups that it belongs to."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh
+
+from ..plan.grid import Cell, Degrees, Grid
+from .mesh import World
+
+Group = Any  # dist.ProcessGroup
+
+
+@dataclass(frozen=True, kw_only=True)
+class Places:
+    """This process's cell of the grid, and process groups (None: it would be alone in one).
+
+    `data` are those that share the batch and hold the same part of the model, `mesh` what its
+    parameters are sharded over, `tp` those that hold the parts of its tensors; `inner` the devices
+    of a replica that hold parts of the same layers (shard x tp), `replica` all devices of it;
+    `copies` by n the n neighbouring tensor parts that it is among, `shared` the holders of layers
+    that lie on several pipeline ranks, by these. Messages to later pipeline ranks go over `up`,
+    to earlier ones over `down`.
+    """
+
+    grid: Grid
+    cell: Cell
+    ranks: tuple[int, ...]
+    data: Group = None
+    tp: Group = None
+    inner: Group = None
+    replica: Group = None
+    mesh: DeviceMesh | None = None
+    copies: Mapping[int, Group] = field(default_factory=dict)
+    shared: Mapping[tuple[int, ...], Group] = field(default_factory=dict)
+    up: Group = None
+    down: Group = None
+
+    @property
+    def data_rank(self) -> int:
+        """Which share of every batch is this process's."""
+        return self.cell.replica * self.grid.shard + self.cell.shard
+
+    @property
+    def is_first_data(self) -> bool:
+        """Whether it is the first of those that hold the same part of the model."""
+        return self.data_rank == 0
+
+    def rank_at(self, *, pipe: int) -> int:
+        """The process at this place of another pipeline rank."""
+        return self.ranks[pipe * self.grid.degrees.n_devices + self._place]
+
+    @property
+    def _place(self) -> int:
+        return self.data_rank * self.grid.tp + self.cell.tp
+
+
+def cell_of(grid: Grid, rank: int) -> Cell:
+    """The cell of a process: they take the plan's devices in ascending order."""
+    return grid.cell(sorted(grid.devices)[rank])
+
+
+def take_places(world: World, grid: Grid, shared: Iterable[tuple[int, ...]] = ()) -> Places:
+    """Make the groups; all processes call it together.
+
+    `shared` are the sets of pipeline ranks that hold the same layers.
+    """
+    assert len(grid.devices) == world.n_ranks, "one process per device of the plan"
+    ascending = sorted(grid.devices)
+    ranks = tuple(ascending.index(device) for device in grid.devices)
+    cell = cell_of(grid, world.rank)
+    if world.group is None:
+        return Places(grid=grid, cell=cell, ranks=ranks)
+    cube = torch.tensor(ranks).reshape(grid.pp, grid.replica, grid.shard, grid.tp)
+    mesh = _mesh(cube, grid.degrees, world)
+    if grid.pp == grid.tp == 1:
+        shards = None if mesh is None else mesh.get_group("shard")
+        return Places(
+            grid=grid,
+            cell=cell,
+            ranks=ranks,
+            data=world.group,
+            inner=shards,
+            replica=shards,
+            mesh=mesh,
+        )
+    return Places(
+        grid=grid,
+        cell=cell,
+        ranks=ranks,
+        data=_mine(cube, (1, 2), world),
+        tp=_mine(cube, (3,), world),
+        inner=_mine(cube, (2, 3), world),
+        replica=world.group if grid.replica == 1 else _mine(cube, (0, 2, 3), world),
+        mesh=mesh,
+        copies={n: _copies(cube, n, world) for n in _between(grid.tp)},
+        shared={pipes: _mine(cube[list(pipes)], (0,), world) for pipes in sorted(set(shared))},
+        up=dist.new_group() if grid.pp > 1 else None,
+        down=dist.new_group() if grid.pp > 1 else None,
+    )
+
+
+def _mine(cube: torch.Tensor, axes: Sequence[int], world: World) -> Group:
+    """The group over some axes that this process is in; None where it is alone or in none."""
+    others = [axis for axis in range(cube.dim()) if axis not in axes]
+    size = 1
+    for axis in axes:
+        size *= cube.shape[axis]
+    if size == 1:
+        return None
+    rows = cube.permute(*others, *axes).reshape(-1, size)
+    return _of_rows(rows, world)
+
+
+def _copies(cube: torch.Tensor, n: int, world: World) -> Group:
+    """The group of n neighbouring tensor parts."""
+    return _of_rows(cube.reshape(-1, n), world)
+
+
+def _of_rows(rows: torch.Tensor, world: World) -> Group:
+    mine = None
+    for row in rows.tolist():
+        group = dist.new_group(row)  # all processes make all groups, in one order
+        if world.rank in row:
+            mine = group
+    return mine
+
+
+def _between(tp: int) -> list[int]:
+    """How many tensor parts may hold the same, beside one and all."""
+    return [n for n in range(2, tp) if tp % n == 0]
+
+
+def _mesh(cube: torch.Tensor, degrees: Degrees, world: World) -> DeviceMesh | None:
+    """What parameters are sharded over: (replica, shard), or the shards of one replica."""
+    if degrees.shard == 1:
+        return None
+    names = ("pipe", "replica", "shard", "tp")
+    if cube.shape[0] == cube.shape[3] == 1:
+        whole = DeviceMesh(world.device.type, cube[0, :, :, 0], mesh_dim_names=names[1:3])
+    else:
+        whole = DeviceMesh(world.device.type, cube, mesh_dim_names=names)["replica", "shard"]
+    return whole if degrees.replica > 1 else whole["shard"]

@@ -1,0 +1,209 @@
+"""Messages between the stages of a pipeline, each pair of ranks in one order.
+
+What a rank sends follows from its order of actions, and so does the order in which its peer posts
+the receives: two ranks cannot disagree about which message comes next. Messages up the ranks and
+down them go over groups of their own, since some backends carry out what two ranks exchange in
+the order in which they were asked.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+import torch
+import torch.distributed as dist
+
+from ..plan.ir import Action
+from .applied import Applied
+
+_DTYPES = (
+    torch.float32,
+    torch.float64,
+    torch.bfloat16,
+    torch.float16,
+    torch.int64,
+    torch.int32,
+    torch.bool,
+)
+_MOST_DIMS = 6
+
+
+class Message(msgspec.Struct, frozen=True, kw_only=True):
+    """What a stage hands to a neighbour: of activations ("F"), or of their gradients ("B")."""
+
+    kind: str
+    stage: int  # that hands it on
+    microbatch: int
+    copy: int = 0
+    token_slice: int = 0
+
+    @property
+    def to(self) -> int:
+        """The stage that takes it."""
+        return self.stage + 1 if self.kind == "F" else self.stage - 1
+
+
+def given(action: Action, n_stages: int) -> Message | None:
+    """What a stage hands on after an action."""
+    kind = {"F": "F", "B": "B", "I": "B"}.get(action.kind)
+    if kind is None or action.stage == (n_stages - 1 if kind == "F" else 0):
+        return None
+    return Message(
+        kind=kind,
+        stage=action.stage,
+        microbatch=action.microbatch,
+        copy=action.copy,
+        token_slice=action.token_slice,
+    )
+
+
+def taken(action: Action, n_stages: int) -> Message | None:
+    """What a stage must be handed before an action."""
+    kind = {"F": "F", "B": "B", "I": "B"}.get(action.kind)
+    if kind is None or action.stage == (0 if kind == "F" else n_stages - 1):
+        return None
+    return Message(
+        kind=kind,
+        stage=action.stage - 1 if kind == "F" else action.stage + 1,
+        microbatch=action.microbatch,
+        copy=action.copy,
+        token_slice=action.token_slice,
+    )
+
+
+class Wires:
+    """Sends and receives of this process, in the order of everyone's actions.
+
+    Forms of activations are told once, with the
+    first message of each stage; those of gradients follow from them.
+    """
+
+    def __init__(self, applied: Applied) -> None:
+        self._places, self._traffic = applied.places, applied.traffic
+        self._device, self._grid = applied.device, applied.grid
+        self._pipe = applied.places.cell.pipe
+        self._forms: dict[tuple[int, int, str], list[tuple[torch.dtype, tuple[int, ...]]]] = {}
+        self._told: set[tuple[int, int]] = set()
+        self._sends: list[tuple[Any, torch.Tensor, int]] = []
+        self._kept: dict[Message, tuple[torch.Tensor, ...]] = {}
+        self._posted: dict[Message, list[tuple[Any, torch.Tensor]]] = {}
+        self._queues: dict[int, deque[Message]] = {}
+        self._sizes: Mapping[int, int] = {}
+
+    def begin(self, orders: Sequence[Sequence[Action]], sizes: Mapping[int, int]) -> None:
+        """Start to play the order of each pipeline rank over microbatches of so many samples."""
+        n = len(self._grid.holders)
+        self._sizes = sizes
+        self._queues = {
+            peer: deque(
+                message
+                for action in actions
+                if action.microbatch in sizes
+                and (message := given(action, n)) is not None
+                and self._holder(message.to, message.copy) == self._pipe
+            )
+            for peer, actions in enumerate(orders)
+            if peer != self._pipe
+        }
+
+    def send(self, message: Message, tensors: Sequence[torch.Tensor]) -> None:
+        """Hand tensors to the stage of the message, wherever it is."""
+        pipe = self._holder(message.to, message.copy)
+        if message.kind == "F":
+            forms = [(tensor.dtype, tuple(tensor.shape[1:])) for tensor in tensors]
+            self._forms.setdefault((message.stage, message.copy, "B"), forms)
+        if pipe == self._pipe:
+            self._kept[message] = tuple(tensors)
+            return
+        if message.kind == "F" and (message.stage, message.copy) not in self._told:
+            self._told.add((message.stage, message.copy))
+            self._start_send(_header(tensors).to(self._device), pipe)
+        for tensor in tensors:
+            self._start_send(tensor.contiguous(), pipe)
+
+    def ask(self, message: Message) -> None:
+        """Ask for a message before it is needed, where that does not take waiting."""
+        pipe = self._holder(message.stage, message.copy)
+        if pipe == self._pipe or message in self._posted:
+            return
+        while message not in self._posted and self._form(self._queues[pipe][0]) is not None:
+            self._post(self._queues[pipe].popleft(), pipe)
+
+    def take(self, message: Message) -> list[torch.Tensor]:
+        """What was handed over."""
+        if message in self._kept:
+            return list(self._kept.pop(message))
+        pipe = self._holder(message.stage, message.copy)
+        while message not in self._posted:
+            self._post(self._queues[pipe].popleft(), pipe)
+        found = self._posted.pop(message)
+        for work, into in found:
+            self._wait(work, "recv", self._places.rank_at(pipe=pipe), into.nbytes)
+        return [into for _, into in found]
+
+    def end(self) -> None:
+        """Wait until all that was sent has gone."""
+        for work, tensor, peer in self._sends:
+            self._wait(work, "send", peer, tensor.nbytes)
+        self._sends.clear()
+        assert not self._kept, "all that was handed over was taken"
+        assert not self._posted, "all that was asked for was taken"
+
+    def _post(self, message: Message, pipe: int) -> None:
+        """Ask for a message; all before it from this rank are asked for already."""
+        rank = self._places.rank_at(pipe=pipe)
+        group = self._places.down if pipe > self._pipe else self._places.up
+        forms = self._form(message)
+        if forms is None:
+            assert message.kind == "F", "a gradient follows its activation"
+            header = torch.zeros(1 + 8 * (2 + _MOST_DIMS), dtype=torch.int64, device=self._device)
+            self._wait(dist.irecv(header, rank, group=group), "recv", rank, header.nbytes)
+            forms = self._forms[message.stage, message.copy, "F"] = _forms(header)
+        size = self._sizes[message.microbatch]
+        buffers = [
+            torch.empty((size, *shape), dtype=dtype, device=self._device) for dtype, shape in forms
+        ]
+        self._posted[message] = [(dist.irecv(each, rank, group=group), each) for each in buffers]
+
+    def _form(self, message: Message) -> list[tuple[torch.dtype, tuple[int, ...]]] | None:
+        """Dtypes and dims; gradients have those of what the stage that takes them has given."""
+        stage = message.stage if message.kind == "F" else message.to
+        return self._forms.get((stage, message.copy, message.kind))
+
+    def _start_send(self, tensor: torch.Tensor, pipe: int) -> None:
+        rank = self._places.rank_at(pipe=pipe)
+        group = self._places.up if pipe > self._pipe else self._places.down
+        self._traffic.sent_bytes += tensor.nbytes
+        self._traffic.n_sends += 1
+        self._sends.append((dist.isend(tensor, rank, group=group), tensor, rank))
+
+    def _wait(self, work: Any, op: Any, peer: int, n_bytes: int) -> None:
+        with self._traffic.record.message(op, peer, n_bytes), self._traffic.blocked():
+            work.wait()
+
+    def _holder(self, stage: int, copy: int) -> int:
+        """The pipeline rank of a stage, in the direction of that copy."""
+        return self._grid.holders[stage][copy]
+
+
+def _header(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Number, dtypes and dims (but the first, which is of samples) of tensors, in integers."""
+    header = torch.zeros(1 + 8 * (2 + _MOST_DIMS), dtype=torch.int64)
+    assert len(tensors) <= 8, "a cut is crossed by a few tensors"
+    header[0] = len(tensors)
+    for at, tensor in enumerate(tensors):
+        dims = tensor.shape[1:]
+        assert len(dims) <= _MOST_DIMS, "a tensor has a few dims"
+        row = (_DTYPES.index(tensor.dtype), len(dims), *dims)
+        start = 1 + at * (2 + _MOST_DIMS)
+        header[start : start + len(row)] = torch.tensor(row)
+    return header
+
+
+def _forms(header: torch.Tensor) -> list[tuple[torch.dtype, tuple[int, ...]]]:
+    n, *rest = header.tolist()
+    rows = [rest[at * (2 + _MOST_DIMS) : (at + 1) * (2 + _MOST_DIMS)] for at in range(n)]
+    return [(_DTYPES[row[0]], tuple(row[2 : 2 + row[1]])) for row in rows]
