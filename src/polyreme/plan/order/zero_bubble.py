@@ -1,0 +1,54 @@
+"""1F1B with the backward pass in halves: weights wait, and fill what would be idle."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from ..ir import ActionKind
+from ..play import Costs
+from .kind import Order, Ranks, passes
+
+
+class ZBH1(Order):
+    """Halves of backward passes with the memory of 1F1B."""
+
+    name: ClassVar[str] = "zb-h1"
+    source: ClassVar[str] = "Qi et al. 2023, handcrafted schedule 1"
+    line: ClassVar[str] = "1F1B whose weight halves wait: a third of its bubble, no more memory."
+    bubble: ClassVar[str] = "(p-1)(F+I-W)"
+    peak: ClassVar[str] = "p"
+
+    def actions(self, n_ranks: int, n_microbatches: int, costs: Costs) -> Ranks:
+        """On rank s, W of a microbatch follows I of the one s later."""
+        return tuple(
+            passes(rank, _turns(n_ranks - rank, rank, n_microbatches)) for rank in range(n_ranks)
+        )
+
+
+class ZBH2(Order):
+    """More forward passes ahead, until nothing is idle."""
+
+    name: ClassVar[str] = "zb-h2"
+    source: ClassVar[str] = "Qi et al. 2023, handcrafted schedule 2"
+    line: ClassVar[str] = "No bubble where F = I = W, for twice the memory of 1F1B."
+    bubble: ClassVar[str] = "(p-1)(F+I-2W)"
+    peak: ClassVar[str] = "2p - 1"
+
+    def actions(self, n_ranks: int, n_microbatches: int, costs: Costs) -> Ranks:
+        """2p - 1 - 2s forward passes ahead on rank s, and weights 2s late."""
+        return tuple(
+            passes(rank, _turns(2 * (n_ranks - rank) - 1, 2 * rank, n_microbatches))
+            for rank in range(n_ranks)
+        )
+
+
+def _turns(n_ahead: int, late: int, n_microbatches: int) -> list[tuple[ActionKind, int]]:
+    """Forward passes ahead, then I and F in turn; W `late` microbatches after its I."""
+    found: list[tuple[ActionKind, int]] = [("F", m) for m in range(min(n_ahead, n_microbatches))]
+    for m in range(n_microbatches):
+        found.append(("I", m))
+        if m >= late:
+            found.append(("W", m - late))
+        if m + n_ahead < n_microbatches:
+            found.append(("F", m + n_ahead))
+    return found + [("W", m) for m in range(max(n_microbatches - late, 0), n_microbatches)]
