@@ -29,7 +29,9 @@ class Costs(msgspec.Struct, frozen=True, kw_only=True):
     ) -> Costs:
         """Of stages that are alike."""
         return cls(
-            forward=(forward,) * n_stages, inputs=(inputs,) * n_stages, weights=(weights,) * n_stages
+            forward=(forward,) * n_stages,
+            inputs=(inputs,) * n_stages,
+            weights=(weights,) * n_stages,
         )
 
     def of(self, action: Action) -> float:

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import product
 
 import msgspec
 
-from ..ir import Action
-from ..play import Costs, Key, key, names, needs
+from ..ir import Action, ActionKind
+from ..play import Costs, Key, names, needs
 from .kind import Ranks
+
+
+_TINY = 1e-12  # seconds that do not tell one time from another
 
 
 class Taste(msgspec.Struct, frozen=True, kw_only=True):
@@ -36,29 +40,44 @@ TASTES = tuple(
 
 @dataclass(kw_only=True)
 class Pipe:
-    """What is to be scheduled: stages by rank, microbatches, and how many passes a rank holds.
+    """What is to be scheduled: who holds which stage, which microbatches go that way, and a cap.
 
-    `cap` counts forward passes of one stage that are alive; W frees `weights_share` of one, I the
-    rest.
+    `ways` holds the rank of each stage, once for each direction; microbatches are dealt to the
+    directions in turn, and an action's `copy` is its direction. `cap` counts forward passes of one
+    stage that a rank holds; W frees `weights_share` of one, I the rest. Without `halves` backward
+    passes are whole.
     """
 
-    rank_of: Sequence[int]
+    ways: Sequence[Sequence[int]]
     n_ranks: int
     n_microbatches: int
     costs: Costs
     cap: float
+    halves: bool = True
     weights_share: float = 1.0
+
+    @property
+    def n_stages(self) -> int:
+        """Of each direction."""
+        return len(self.ways[0])
+
+    def microbatches(self, way: int) -> range:
+        """Those of a direction."""
+        return range(way, self.n_microbatches, len(self.ways))
+
+
+_Lane = tuple[int, int]  # direction, stage
 
 
 @dataclass
 class _Rank:
-    """How far one rank is."""
+    """How far one rank is: passes done by lane, weight halves that wait."""
 
-    stages: list[int]
+    lanes: list[_Lane]
     free_s: float = 0.0
     held: float = 0.0
-    forward: dict[int, int] = field(default_factory=dict)
-    back: dict[int, int] = field(default_factory=dict)
+    forward: Counter[_Lane] = field(default_factory=Counter)
+    back: Counter[_Lane] = field(default_factory=Counter)
     weights: list[Action] = field(default_factory=list)
     actions: list[Action] = field(default_factory=list)
 
@@ -66,10 +85,11 @@ class _Rank:
 def scheduled(pipe: Pipe, taste: Taste) -> Ranks | None:
     """Each rank's actions by one taste; None where the cap lets nothing go on."""
     ranks = [
-        _Rank([s for s, r in enumerate(pipe.rank_of) if r == rank]) for rank in range(pipe.n_ranks)
+        _Rank([(way, s) for way, row in enumerate(pipe.ways) for s, r in enumerate(row) if r == n])
+        for n in range(pipe.n_ranks)
     ]
     ended: dict[Key, float] = {}
-    left = 3 * pipe.n_microbatches * len(pipe.rank_of)
+    left = (3 if pipe.halves else 2) * pipe.n_microbatches * pipe.n_stages
     while left:
         found = [
             (*best, number)
@@ -93,82 +113,76 @@ def best(pipe: Pipe, makespan: Callable[[Ranks], float]) -> Ranks | None:
 def _next(
     rank: _Rank, pipe: Pipe, taste: Taste, ended: dict[Key, float]
 ) -> tuple[float, int, Action] | None:
-    """What the rank would play next: when, a rank among others at that time, and what."""
-    inputs, forwards = [], []
-    for stage in rank.stages:
-        m = rank.back.get(stage, 0)
-        if m < rank.forward.get(stage, 0):
-            inputs += _when(Action(stage=stage, kind="I", microbatch=m), rank, pipe, ended)
-        m = rank.forward.get(stage, 0)
-        if m < pipe.n_microbatches and rank.held + _promised(rank, stage) <= pipe.cap + 1e-9:
-            forwards += _when(Action(stage=stage, kind="F", microbatch=m), rank, pipe, ended)
-    first = any(rank.back.values())
-    order = inputs + forwards
-    if taste.ahead and not first and forwards:
-        order = forwards
-    if order:
-        soonest = min(each[0] for each in order)
-        ready = [each for each in order if each[0] <= soonest + 1e-12]
-        halves = [each for each in ready if each[1].kind == "I"]
-        if taste.inputs_first or len(halves) == len(ready):
-            chosen = max(halves or ready, key=_depth)
-        else:
-            chosen = max((each for each in ready if each[1].kind == "F"), key=_depth)
-        gap = chosen[0] - rank.free_s
-        if rank.weights and gap > 1e-12:
-            took = pipe.costs.of(rank.weights[0])
-            if taste.fill or took <= gap + 1e-12:
-                return rank.free_s, 1, rank.weights[0]
-        return chosen[0], 0, chosen[1]
-    if rank.weights:
-        return rank.free_s, 1, rank.weights[0]
-    return None
+    """What the rank would play next: when, whether it gives way to others then, and what."""
+    backs: list[tuple[float, Action]] = []
+    forwards: list[tuple[float, Action]] = []
+    for lane in rank.lanes:
+        of_way = pipe.microbatches(lane[0])
+        if rank.back[lane] < rank.forward[lane]:
+            kind: ActionKind = "I" if pipe.halves else "B"
+            backs += _when(kind, lane, of_way[rank.back[lane]], rank, pipe, ended)
+        room = rank.held + _promised(rank, lane) <= pipe.cap + _TINY
+        if rank.forward[lane] < len(of_way) and room:
+            forwards += _when("F", lane, of_way[rank.forward[lane]], rank, pipe, ended)
+    wait = rank.weights[0] if rank.weights else None
+    only_ahead = taste.ahead and forwards and not any(rank.back.values())
+    able = forwards if only_ahead else backs + forwards
+    if not able:
+        return None if wait is None else (rank.free_s, 1, wait)
+    soonest = min(each[0] for each in able)
+    ready = [each for each in able if each[0] <= soonest + _TINY]
+    wanted = "IB" if taste.inputs_first else "F"
+    chosen = max([each for each in ready if each[1].kind in wanted] or ready, key=_depth)
+    gap = chosen[0] - rank.free_s
+    if wait is not None and gap > _TINY and (taste.fill or pipe.costs.of(wait) <= gap + _TINY):
+        return rank.free_s, 1, wait
+    return chosen[0], 0, chosen[1]
 
 
-def _promised(rank: _Rank, stage: int) -> int:
-    """Passes that a forward pass of a stage makes due: its own, and those of microbatches that
-    come back to this rank: without room for them nothing would ever be freed.
-    """  # noqa: D205
-    later = rank.stages[rank.stages.index(stage) :]
-    due = {each: rank.forward.get(each, 0) for each in later}
-    due[stage] += 1
-    return 1 + sum(due[stage] - due[each] for each in later[1:])
+def _promised(rank: _Rank, lane: _Lane) -> int:
+    """Passes that a forward pass makes due: its own, and those of what comes back to this rank.
+
+    Without room for them nothing would ever be freed.
+    """
+    way, stage = lane
+    later = [each for each in rank.lanes if each[0] == way and each[1] > stage]
+    return 1 + sum(rank.forward[lane] + 1 - rank.forward[each] for each in later)
 
 
 def _depth(each: tuple[float, Action]) -> int:
-    """Of several stages the deepest: what is nearest to being freed."""
+    """Of several stages the one that is nearest to being freed."""
     action = each[1]
     return action.stage if action.kind == "F" else -action.stage
 
 
 def _when(
-    action: Action, rank: _Rank, pipe: Pipe, ended: dict[Key, float]
+    kind: ActionKind, lane: _Lane, microbatch: int, rank: _Rank, pipe: Pipe, ended: dict[Key, float]
 ) -> list[tuple[float, Action]]:
-    """When it could start, if what it needs is known to end."""
+    """The pass and when it could start, if what it needs is known to end."""
+    way, stage = lane
+    action = Action(stage=stage, kind=kind, microbatch=microbatch, copy=way)
     start_s = rank.free_s
-    for each in needs(action, len(pipe.rank_of)):
+    for each in needs(action, pipe.n_stages):
         if each not in ended:
             return []
-        away = pipe.rank_of[each[1]] != pipe.rank_of[action.stage]
+        away = pipe.ways[way][each[1]] != pipe.ways[way][stage]
         start_s = max(start_s, ended[each] + pipe.costs.send * away)
     return [(start_s, action)]
 
 
-def _take(
-    rank: _Rank, action: Action, start_s: float, pipe: Pipe, ended: dict[Key, float]
-) -> None:
+def _take(rank: _Rank, action: Action, start_s: float, pipe: Pipe, ended: dict[Key, float]) -> None:
     rank.free_s = start_s + pipe.costs.of(action)
     rank.actions.append(action)
-    for name in names(action):
-        ended[name] = rank.free_s
+    ended |= dict.fromkeys(names(action), rank.free_s)
+    lane = (action.copy, action.stage)
     if action.kind == "F":
+        rank.forward[lane] += 1
         rank.held += 1
-        rank.forward[action.stage] = action.microbatch + 1
-    elif action.kind == "I":
-        rank.held -= 1 - pipe.weights_share
-        rank.back[action.stage] = action.microbatch + 1
-        rank.weights.append(Action(stage=action.stage, kind="W", microbatch=action.microbatch))
-    else:
+    elif action.kind == "W":
         rank.held -= pipe.weights_share
         rank.weights.remove(action)
-    assert key(action) in ended
+    else:
+        rank.back[lane] += 1
+        rank.held -= 1 - pipe.weights_share if action.kind == "I" else 1
+        if action.kind == "I":
+            rank.weights.append(msgspec.structs.replace(action, kind="W"))
