@@ -7,7 +7,7 @@ import random
 import pytest
 
 from polyreme.plan.ir import Action
-from polyreme.plan.order.by_list import Chimera, DualPipe, VHalf, ZBAuto, ZBV
+from polyreme.plan.order.by_list import ZBV, Chimera, DualPipe, VHalf, ZBAuto
 from polyreme.plan.order.gpipe import GPipe
 from polyreme.plan.order.interleaved import Interleaved
 from polyreme.plan.order.kind import Order
@@ -67,7 +67,7 @@ def test_listed_orders_stay_within_the_bubble_and_memory_of_their_papers(p: int,
     of_1f1b = 3 * (p - 1)
     bounds = (
         (ZBAuto(), of_1f1b / 2 + 1, p),
-        (ZBV(), of_1f1b / 2, 2 * p),
+        (ZBV(), p, 2 * p),
         (VHalf(), 1.2 * of_1f1b, p + 2),
         (DualPipe(), max((p / 2 - 1) * 2, 0) + 1, p + 1),
     )

@@ -23,7 +23,7 @@ class Listed(Order):
         return n_ranks
 
     def actions(self, n_ranks: int, n_microbatches: int, costs: Costs) -> Ranks:
-        """The best of eight tastes."""
+        """The best of all tastes."""
         ways = self.ways(n_ranks)
         pipe = Pipe(
             ways=ways,
@@ -44,7 +44,7 @@ class ZBAuto(Listed):
     name: ClassVar[str] = "zb-auto"
     source: ClassVar[str] = "Qi et al. 2023, automatic schedule"
     line: ClassVar[str] = "Halves of backward passes listed by greed, as unlike stages want it."
-    bubble: ClassVar[str] = "least of eight"
+    bubble: ClassVar[str] = "the least of sixteen tastes"
     peak: ClassVar[str] = "p"
 
 

@@ -13,7 +13,6 @@ from ..ir import Action, ActionKind
 from ..play import Costs, Key, names, needs
 from .kind import Ranks
 
-
 _TINY = 1e-12  # seconds that do not tell one time from another
 
 
@@ -25,16 +24,19 @@ class Taste(msgspec.Struct, frozen=True, kw_only=True):
             input is there.
         inputs_first: Of passes that can start, an input half goes before a forward pass.
         fill: A weight half is played in any gap, though the next pass would start before it ends.
+        prudent: Room is kept for what forward passes make due. Without it a step may be shorter,
+            or come to where the cap lets nothing go on.
     """
 
     ahead: bool
     inputs_first: bool
     fill: bool
+    prudent: bool
 
 
 TASTES = tuple(
-    Taste(ahead=ahead, inputs_first=first, fill=fill)
-    for ahead, first, fill in product((False, True), repeat=3)
+    Taste(ahead=ahead, inputs_first=first, fill=fill, prudent=prudent)
+    for ahead, first, fill, prudent in product((False, True), repeat=4)
 )
 
 
@@ -121,7 +123,8 @@ def _next(
         if rank.back[lane] < rank.forward[lane]:
             kind: ActionKind = "I" if pipe.halves else "B"
             backs += _when(kind, lane, of_way[rank.back[lane]], rank, pipe, ended)
-        room = rank.held + _promised(rank, lane) <= pipe.cap + _TINY
+        due = _promised(rank, lane, pipe) if taste.prudent else 1
+        room = rank.held + due <= pipe.cap + _TINY
         if rank.forward[lane] < len(of_way) and room:
             forwards += _when("F", lane, of_way[rank.forward[lane]], rank, pipe, ended)
     wait = rank.weights[0] if rank.weights else None
@@ -139,14 +142,19 @@ def _next(
     return chosen[0], 0, chosen[1]
 
 
-def _promised(rank: _Rank, lane: _Lane) -> int:
+def _promised(rank: _Rank, lane: _Lane, pipe: Pipe) -> int:
     """Passes that a forward pass makes due: its own, and those of what comes back to this rank.
 
-    Without room for them nothing would ever be freed.
+    So it is with one of each other direction that still comes and holds nothing here. Without room
+    for them nothing would ever be freed.
     """
     way, stage = lane
     later = [each for each in rank.lanes if each[0] == way and each[1] > stage]
-    return 1 + sum(rank.forward[lane] + 1 - rank.forward[each] for each in later)
+    others = [each for each in rank.lanes if each[0] != way]
+    to_come = sum(
+        rank.forward[each] == rank.back[each] < len(pipe.microbatches(each[0])) for each in others
+    )
+    return 1 + sum(rank.forward[lane] + 1 - rank.forward[each] for each in later) + to_come
 
 
 def _depth(each: tuple[float, Action]) -> int:
