@@ -103,8 +103,8 @@ def play(actions: Actions, n_stages: int, costs: Costs) -> Played:
         Stuck: they wait for each other.
     """
     device: dict[Key, int] = {}
-    for rank, each in enumerate(actions):
-        device |= {name: rank for action in each for name in names(action)}
+    for rank, own in enumerate(actions):
+        device |= {name: rank for action in own for name in names(action)}
     ended: dict[Key, float] = {}
     spans: list[list[Span]] = [[] for _ in actions]
     free_s = [0.0] * len(actions)

@@ -1,0 +1,1 @@
+"""Orders of a pipeline's actions, one generator a file."""
