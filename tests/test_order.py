@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import random
+from collections import Counter
 
 import pytest
 
+from polyreme.errors import ConfigError
 from polyreme.plan.ir import Action
+from polyreme.plan.options import Parallel
+from polyreme.plan.order import ORDERS, find
 from polyreme.plan.order.by_list import ZBV, Chimera, DualPipe, VHalf, ZBAuto
 from polyreme.plan.order.gpipe import GPipe
 from polyreme.plan.order.interleaved import Interleaved
-from polyreme.plan.order.kind import Order
+from polyreme.plan.order.kind import Order, plan_order
 from polyreme.plan.order.one_f_one_b import OneFOneB
 from polyreme.plan.order.zero_bubble import ZBH1, ZBH2
 from polyreme.plan.play import Costs, Played, Stuck, play
@@ -105,3 +109,55 @@ def test_stages_that_are_unlike_are_played_once_each(order: Order) -> None:
 
 def _pass(action: Action) -> tuple[int, int]:
     return (action.stage, action.microbatch)
+
+
+@pytest.mark.parametrize("name", ORDERS)
+def test_every_order_is_found_and_says_where_its_stages_lie(name: str) -> None:
+    order = find(name)
+    assert (order.name, bool(order.line and order.source and order.bubble and order.peak)) == (
+        name,
+        True,
+    )
+    p, m = 4, 8
+    placements = order.placements(p)
+    assert len(placements) == p * order.chunks
+    costs = Costs.equal(p * order.chunks)
+    held = [{(a.stage, a.copy) for a in own} for own in plan_order(order, p, m, costs)]
+    for stage, ranks in enumerate(placements):
+        assert len(set(ranks)) == order.copies
+        for copy, rank in enumerate(ranks):
+            assert (stage, copy) in held[rank]
+    assert sum(map(len, held)) == p * order.chunks * order.copies
+
+
+def test_an_order_that_is_none_lists_those_that_are() -> None:
+    with pytest.raises(ConfigError, match=r'parallel.order: "zb-h3" is no order. Legal: zb-h[12]'):
+        find("zb-h3")
+    (fault,) = Parallel(order="zb-h3").check()
+    assert fault.legal.startswith("zb-h")
+
+
+@pytest.mark.parametrize("name", ORDERS)
+def test_closed_forms_are_what_is_played(name: str) -> None:
+    order = ORDERS[name]
+    for p, m in ((1, 2), (2, 4), (3, 6), (4, 4), (4, 8), (5, 10), (6, 18)):
+        if order.refused(p, m):
+            continue
+        n = p * order.chunks
+        for forward, inputs, weights in ((1, 1, 1), (1, 1.5, 0.5), (2, 1, 1), (0.5, 1.5, 0.25)):
+            costs = Costs.equal(n, forward=forward, inputs=inputs, weights=weights)
+            found = play(order.actions(p, m, costs), n, costs)
+            form_s = order.closed_form_s(p, m, costs)
+            assert form_s is None or form_s == pytest.approx(found.makespan_s), (p, m, costs)
+            flights = [order.in_flight(stage, p, m) for stage in range(n)]
+            assert flights in ([None] * n, _flights(found, n)), (p, m)
+
+
+def _flights(found: Played, n_stages: int) -> list[int]:
+    """The most microbatches forward and not yet backward, stage by stage."""
+    held, most = Counter[int](), [0] * n_stages
+    for span in (span for spans in found.spans for span in spans):
+        action = span.action
+        held[action.stage] += {"F": 1, "B": -1, "W": -1}.get(action.kind, 0)
+        most[action.stage] = max(most[action.stage], held[action.stage])
+    return most

@@ -17,6 +17,17 @@ class GPipe(Order):
     bubble: ClassVar[str] = "(p-1)(F+B)"
     peak: ClassVar[str] = "m"
 
+    def in_flight(self, stage: int, n_ranks: int, n_microbatches: int) -> int | None:
+        """All."""
+        return n_microbatches
+
+    def closed_form_s(self, n_ranks: int, n_microbatches: int, costs: Costs) -> float | None:
+        """Exact for unlike stages and sends too: each half is a flow shop."""
+        backward = [sum(each) for each in zip(costs.inputs, costs.weights, strict=True)]
+        slowest_s = max(costs.forward) + max(backward)
+        ramp_s = sum(costs.forward) + sum(backward) + 2 * (n_ranks - 1) * costs.send
+        return ramp_s + (n_microbatches - 1) * slowest_s
+
     def actions(self, n_ranks: int, n_microbatches: int, costs: Costs) -> Ranks:
         """Microbatches in the same order both ways."""
         all_of = range(n_microbatches)

@@ -27,6 +27,23 @@ class Interleaved(Order):
             return f"{n_microbatches} microbatches are not rounds of {n_ranks}"
         return None
 
+    def in_flight(self, stage: int, n_ranks: int, n_microbatches: int) -> int | None:
+        """Of the chunk: what has gone forward before the first of a round goes backward."""
+        chunk, rank = divmod(stage, n_ranks)
+        of_round = n_ranks * self.chunks
+        ahead = 2 * (n_ranks - 1 - rank) + (self.chunks - 1) * n_ranks + 1
+        rounds, place = divmod((self.chunks - 1 - chunk) * n_ranks + ahead, of_round)
+        held = rounds * n_ranks + min(max(place - chunk * n_ranks, 0), n_ranks)
+        return min(held, n_microbatches)
+
+    def closed_form_s(self, n_ranks: int, n_microbatches: int, costs: Costs) -> float | None:
+        """(m v + p - 1)(F + B) of passes of one chunk."""
+        stages_s = [
+            sum(each) for each in zip(costs.forward, costs.inputs, costs.weights, strict=True)
+        ]
+        ranks_s = [sum(stages_s[rank::n_ranks]) for rank in range(n_ranks)]
+        return n_microbatches * max(ranks_s) + (sum(ranks_s) - max(ranks_s)) / self.chunks
+
     def actions(self, n_ranks: int, n_microbatches: int, costs: Costs) -> Ranks:
         """Warm-up of 2 (p - 1 - rank) + (v - 1) p passes, then turns."""
         total = n_microbatches * self.chunks

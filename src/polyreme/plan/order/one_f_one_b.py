@@ -6,7 +6,7 @@ from typing import ClassVar
 
 from ..ir import ActionKind
 from ..play import Costs
-from .kind import Order, Ranks, passes
+from .kind import Order, Ranks, bottleneck_s, passes
 
 
 class OneFOneB(Order):
@@ -17,6 +17,14 @@ class OneFOneB(Order):
     line: ClassVar[str] = "One forward, one backward in turn: what is alive is bounded by p."
     bubble: ClassVar[str] = "(p-1)(F+B)"
     peak: ClassVar[str] = "p - rank"
+
+    def in_flight(self, stage: int, n_ranks: int, n_microbatches: int) -> int | None:
+        """One for each stage from here to the last."""
+        return min(n_ranks - stage, n_microbatches)
+
+    def closed_form_s(self, n_ranks: int, n_microbatches: int, costs: Costs) -> float | None:
+        """(m + p - 1)(F + B)."""
+        return bottleneck_s(costs, n_microbatches)
 
     def actions(self, n_ranks: int, n_microbatches: int, costs: Costs) -> Ranks:
         """Warm-up of p - rank microbatches, turns, then the rest backward."""
