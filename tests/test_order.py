@@ -84,7 +84,7 @@ def test_listed_orders_stay_within_the_bubble_and_memory_of_their_papers(p: int,
 def test_a_circle_is_stuck_and_says_who_waits_for_what() -> None:
     costs = Costs.equal(2)
     first, last = GPipe().actions(2, 2, costs)  # F0 F1 B0 B1 each
-    with pytest.raises(Stuck, match="rank 0: B0 of stage 0 waits for I0 of stage 1") as found:
+    with pytest.raises(Stuck, match="rank 0: B0 of stage 0 waits for B0 of stage 1") as found:
         play([(first[0], first[2], first[1], first[3]), last], 2, costs)
     assert set(found.value.waits) == {0, 1}
 

@@ -15,13 +15,15 @@ Actions = Sequence[Sequence[Action]]  # of each rank of the pipeline
 class Costs(msgspec.Struct, frozen=True, kw_only=True):
     """Seconds of a stage's passes over one microbatch, and of a tensor from stage to stage.
 
-    A backward pass B takes `inputs` + `weights`. With token slices a pass is one slice's.
+    A backward pass B takes `inputs` + `weights`. `slices` is the share of a pass that each token
+    slice takes; without it there is one slice.
     """
 
     forward: tuple[float, ...]
     inputs: tuple[float, ...]
     weights: tuple[float, ...]
     send: float = 0.0
+    slices: tuple[float, ...] = (1.0,)
 
     @classmethod
     def equal(
@@ -36,14 +38,13 @@ class Costs(msgspec.Struct, frozen=True, kw_only=True):
 
     def of(self, action: Action) -> float:
         """Seconds of one action; an update takes none."""
-        stage = action.stage
-        return {
-            "F": self.forward[stage],
-            "I": self.inputs[stage],
-            "W": self.weights[stage],
-            "B": self.inputs[stage] + self.weights[stage],
-            "U": 0.0,
-        }[action.kind]
+        stage, kind = action.stage, action.kind
+        seconds = self.forward[stage] if kind == "F" else 0.0
+        if kind in "BI":
+            seconds += self.inputs[stage]
+        if kind in "BW":
+            seconds += self.weights[stage]
+        return seconds * self.slices[action.token_slice]
 
 
 class Span(msgspec.Struct, frozen=True):
@@ -88,23 +89,53 @@ class Played(msgspec.Struct, frozen=True, kw_only=True):
         return most
 
 
-class Stuck(Exception):
-    """No rank can go on; `waits` holds where each stands and for what: who waits for whom."""
+class Wait(msgspec.Struct, frozen=True, kw_only=True):
+    """A rank that cannot go on: what it would play, what it needs, and who plays that later."""
 
-    def __init__(self, waits: Mapping[int, tuple[Action, Key]]) -> None:
+    rank: int
+    action: Action
+    missing: Key
+    giver: int | None
+    given: Action | None
+
+    def __str__(self) -> str:
+        return f"rank {self.rank}: {show(key(self.action))} {self.said('rank', self.giver)}"
+
+    def said(self, who: str, giver: int | None) -> str:
+        """What it waits for and of whom, where ranks are called `who`."""
+        if self.given is None:
+            return f"waits for {show(self.missing)}, which nobody plays"
+        return f"waits for {show(key(self.given))}, which {who} {giver} plays later"
+
+
+class Stuck(Exception):
+    """No rank can go on.
+
+    `waits` says where each rank stands and for what; `circle` names those that wait for each
+    other, and is empty where what is waited for is played by nobody.
+    """
+
+    def __init__(self, waits: Mapping[int, Wait]) -> None:
         self.waits = waits
-        super().__init__(", ".join(f"rank {rank}: {_shown(*each)}" for rank, each in waits.items()))
+        self.circle = _circle(waits)
+        super().__init__("; ".join(map(str, self.circle or waits.values())))
 
 
 def play(actions: Actions, n_stages: int, costs: Costs) -> Played:
     """Each rank's actions in its order, each as soon as what it needs is there.
 
+    Where several ranks play the same action, as those that share a stage do, it is there when the
+    last of them has ended.
+
     Raises:
         Stuck: they wait for each other.
     """
-    device: dict[Key, int] = {}
+    holders: dict[Key, set[int]] = {}
     for rank, own in enumerate(actions):
-        device |= {name: rank for action in own for name in names(action)}
+        for action in own:
+            for name in names(action):
+                holders.setdefault(name, set()).add(rank)
+    left = {name: len(ranks) for name, ranks in holders.items()}
     ended: dict[Key, float] = {}
     spans: list[list[Span]] = [[] for _ in actions]
     free_s = [0.0] * len(actions)
@@ -115,27 +146,55 @@ def play(actions: Actions, n_stages: int, costs: Costs) -> Played:
         while len(spans[rank]) < len(actions[rank]):
             action = actions[rank][len(spans[rank])]
             needed = needs(action, n_stages)
-            missing = next((each for each in needed if each not in ended), None)
+            missing = next((each for each in needed if left.get(each, 1)), None)
             if missing is not None:
                 waiting.setdefault(missing, []).append(rank)
                 break
             start_s = free_s[rank]
             for each in needed:
-                start_s = max(start_s, ended[each] + costs.send * (device[each] != rank))
+                start_s = max(start_s, ended[each] + costs.send * (rank not in holders[each]))
             free_s[rank] = start_s + costs.of(action)
             spans[rank].append(Span(action, start_s, free_s[rank]))
             for name in names(action):
-                ended[name] = free_s[rank]
-                able += waiting.pop(name, [])
+                ended[name] = max(ended.get(name, 0.0), free_s[rank])
+                left[name] -= 1
+                if not left[name]:
+                    able += waiting.pop(name, [])
     if waiting:
-        raise Stuck(
-            {
-                rank: (actions[rank][len(spans[rank])], each)
-                for each, ranks in waiting.items()
-                for rank in ranks
-            }
-        )
+        raise Stuck(_waits(actions, spans, waiting))
     return Played(spans=tuple(map(tuple, spans)))
+
+
+def _waits(
+    actions: Actions, spans: Sequence[Sequence[Span]], waiting: Mapping[Key, Sequence[int]]
+) -> dict[int, Wait]:
+    """Of each rank that stands: for what, and a rank that has yet to play it."""
+    givers: dict[Key, tuple[int, Action]] = {}
+    for rank, own in enumerate(actions):
+        for action in own[len(spans[rank]) :]:
+            givers |= {name: (rank, action) for name in names(action) if name in waiting}
+    found = {
+        rank: Wait(
+            rank=rank,
+            action=actions[rank][len(spans[rank])],
+            missing=missing,
+            giver=givers[missing][0] if missing in givers else None,
+            given=givers[missing][1] if missing in givers else None,
+        )
+        for missing, ranks in waiting.items()
+        for rank in ranks
+    }
+    return dict(sorted(found.items()))
+
+
+def _circle(waits: Mapping[int, Wait]) -> tuple[Wait, ...]:
+    """From any rank along who is waited for, until one comes again."""
+    path: list[int] = []
+    rank: int | None = next(iter(waits), None)
+    while rank is not None and rank not in path:
+        path.append(rank)
+        rank = waits[rank].giver if rank in waits else None
+    return () if rank is None else tuple(waits[each] for each in path[path.index(rank) :])
 
 
 def needs(action: Action, n_stages: int) -> list[Key]:
@@ -161,9 +220,11 @@ def key(action: Action) -> Key:
     return (action.kind, action.stage, action.microbatch, action.token_slice)
 
 
-def _shown(action: Action, missing: Key) -> str:
-    own = key(action)
-    return (
-        f"{own[0]}{own[2]} of stage {own[1]} waits for {missing[0]}{missing[2]} of stage "
-        f"{missing[1]}"
-    )
+def show(name: Key) -> str:
+    """An action in words.
+
+    >>> show(("F", 1, 2, 0))
+    'F2 of stage 1'
+    """
+    kind, stage, microbatch, piece = name
+    return f"{kind}{microbatch}{f'.{piece}' if piece else ''} of stage {stage}"
