@@ -15,8 +15,8 @@ from polyreme.data.order import arrange
 from polyreme.graph.dropout import without_dropout
 from polyreme.reference.loop import Cut, Reference
 from polyreme.reference.model import Layers, plain
-from polyreme.runtime.making import grid_for
 from polyreme.runtime.job import Job
+from polyreme.runtime.making import grid_for
 from polyreme.runtime.mesh import World
 from polyreme.runtime.verify import Tolerance, Verdict, verify
 from polyreme.sample import SampleSpec

@@ -7,8 +7,8 @@ from pathlib import Path
 from polyreme.algo.compose import DataParallel
 from polyreme.api.virtual import Virtual
 from polyreme.runtime import checkpoint, checkpoints, loop
-from polyreme.runtime.saver import Saver
 from polyreme.runtime.gathering import full_parameters
+from polyreme.runtime.saver import Saver
 from polyreme.sim.options import Simulate
 from tiny import Case, Model
 

@@ -18,11 +18,13 @@ import torch
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 
+from laid import among
 from polyreme.cluster.accelerator import HostAccelerator
 from polyreme.errors import ConfigError
 from polyreme.runlog import CheckpointEvent, Writer, read
 from polyreme.runtime import checkpoint, checkpoints, saver, tensorfile
 from polyreme.runtime.mesh import World
+from polyreme.runtime.parted import Parted
 from polyreme.runtime.state import Progress
 from tiny import save
 
@@ -45,8 +47,8 @@ class FakeState:
     progress: Progress
     named: dict[str, torch.Tensor] = field(default_factory=dict)
 
-    def tensors(self) -> dict[str, torch.Tensor]:
-        return self.named
+    def parted(self) -> dict[str, Parted]:
+        return {name: among(tensor, self.world) for name, tensor in self.named.items()}
 
     def own(self) -> dict[str, torch.Tensor]:
         return {}

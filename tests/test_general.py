@@ -14,9 +14,9 @@ from polyreme.algo.compose import DataParallel
 from polyreme.data.order import arrange
 from polyreme.errors import ConfigError
 from polyreme.runtime import checkpoint, checkpoints, loop
-from polyreme.runtime.making import alone, apply
 from polyreme.runtime.feed import Feed, Seat
 from polyreme.runtime.gradients import Gradients
+from polyreme.runtime.making import alone, apply
 
 PLAIN = DataParallel(rule=rule.SGD(lr=0.2, momentum=0.9))
 SPARSE = DataParallel(

@@ -42,8 +42,8 @@ def measure(world, cases) -> list[tuple[int, int, int]]:
     import torch
     from torch.distributed.tensor import DTensor
 
-    from polyreme.runtime.making import apply
     from polyreme.runtime.driver import Driver
+    from polyreme.runtime.making import apply
     from polyreme.runtime.passes import Microbatch
 
     def stored(tensors) -> int:

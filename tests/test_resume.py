@@ -16,8 +16,8 @@ from polyreme.algo.rule import SGD, AdamW
 from polyreme.algo.schedule import Cosine
 from polyreme.errors import ConfigError, RunError
 from polyreme.runtime import checkpoint, checkpoints, final, loop, tensorfile
-from polyreme.runtime.saver import Saver
 from polyreme.runtime.gathering import full_parameters
+from polyreme.runtime.saver import Saver
 from test_runtime_oddities import Poisoned, _scale_graph
 from tiny import MOMENTUM, Case, Model, plan
 

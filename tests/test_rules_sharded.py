@@ -15,8 +15,8 @@ from beside import beside
 from polyreme.algo.optimizer import RuleOptimizer
 from polyreme.algo.rule import LAMB, LARS, SGD, SNGD, SNGM, Adam, AdamW, Lion, Rule, SignSGD, Signum
 from polyreme.runtime import checkpoint, checkpoints, loop
-from polyreme.runtime.saver import Saver
 from polyreme.runtime.gathering import full_parameters
+from polyreme.runtime.saver import Saver
 from polyreme.runtime.state import materialise
 from tiny import Case, Model, reference
 

@@ -12,8 +12,8 @@ from polyreme.algo.rule import AdamW
 from polyreme.graph.options import ResNet20, Transformers
 from polyreme.plan.ir import Workload
 from polyreme.planner.cost.memory import storage
-from polyreme.runtime.making import apply
 from polyreme.runtime.driver import Driver
+from polyreme.runtime.making import apply
 from polyreme.runtime.passes import Microbatch
 from polyreme.sample import SampleSpec, TensorSpec
 from test_runtime import _train

@@ -14,10 +14,10 @@ from polyreme.algo.train import Train
 from polyreme.errors import RunError
 from polyreme.graph.layer import Layer, LayerGraph
 from polyreme.runtime import loop
-from polyreme.runtime.making import apply
 from polyreme.runtime.driver import Driver
-from polyreme.runtime.passes import Microbatch
 from polyreme.runtime.gathering import full_parameters
+from polyreme.runtime.making import apply
+from polyreme.runtime.passes import Microbatch
 from polyreme.runtime.state import State, average_buffers
 from polyreme.sample import SampleSpec, TensorSpec
 from test_runtime import Record, _assert_equal, _train

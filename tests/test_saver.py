@@ -21,8 +21,8 @@ from polyreme.errors import RunError
 from polyreme.runlog import CheckpointEvent, EvalEvent, FaultEvent, StepEvent
 from polyreme.runtime import checkpoint, checkpoints, executor, loop, tensorfile
 from polyreme.runtime.final import save_final
-from polyreme.runtime.saver import Saver
 from polyreme.runtime.gathering import full_parameters
+from polyreme.runtime.saver import Saver
 from test_runtime import Record
 from tiny import Case, Model
 

@@ -17,16 +17,17 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 from typer.testing import CliRunner
 
 import polyreme as pr
+from laid import among
 from polyreme.cli import app
 from polyreme.errors import ConfigError, RunError
 from polyreme.graph.options import ResNet20
 from polyreme.runtime import checkpoint, checkpoints, loop, pieces, tensorfile
 from polyreme.runtime.final import save_final
-from polyreme.runtime.parted import Parted, dealt
+from polyreme.runtime.parted import dealt
 from polyreme.runtime.saver import Saver
 from polyreme.runtime.state import Progress
 from polyreme.runtime.synced import write_synced
@@ -38,17 +39,6 @@ from test_weights import contents, saved
 from tiny import VOCABULARY, Case, Samples, plan, save
 
 torch.set_num_threads(1)
-
-
-def _among(tensor: DTensor) -> Parted:
-    """The tensor's shard among those that hold the same."""
-    mesh, index, count = tensor.device_mesh, 0, 1
-    for dim, placement in enumerate(tensor.placements):
-        if isinstance(placement, Replicate):
-            index = index * mesh.size(dim) + mesh.get_coordinate()[dim]
-            count *= mesh.size(dim)
-    holders = tuple(str(placement) for placement in tensor.placements)
-    return Parted(tensor=tensor, cut=None, holders=holders, index=index, count=count)
 
 
 def _written(world, folder: str, tensors: dict, layout: str):
@@ -72,7 +62,7 @@ def _written(world, folder: str, tensors: dict, layout: str):
         )
         for name, tensor in tensors.items()
     }
-    parts = dealt({name: _among(tensor) for name, tensor in laid.items()})
+    parts = dealt({name: among(tensor, world) for name, tensor in laid.items()})
     index = pieces.write(Path(folder), world.rank, parts)
     write_synced(checkpoint.part_index(Path(folder), world.rank), msgspec.json.encode(index))
 

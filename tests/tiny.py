@@ -16,7 +16,11 @@ from polyreme.algo.compose import DataParallel
 from polyreme.algo.rule import SGD, AdamW
 from polyreme.algo.train import Train
 from polyreme.graph.layer import Layer, LayerGraph
-from polyreme.plan.ir import LayerPlan, Plan, Stage, accumulation_order, data_split
+from polyreme.plan.grid import Degrees, even_split
+from polyreme.plan.ir import LayerPlan, Plan, Stage, accumulation_order
+from polyreme.plan.order import ORDERS
+from polyreme.plan.order.kind import plan_order
+from polyreme.plan.play import Costs
 from polyreme.runlog import Writer
 from polyreme.runtime.job import Job
 from polyreme.runtime.saver import Metrics, Saver
@@ -200,16 +204,54 @@ def plan(
     recompute=False,
     bucket_bytes=600,
     overlap=True,
+    tp=1,
+    sp=False,
+    pp=1,
+    order="1f1b",
+    cuts=None,
 ) -> Plan:
-    devices = tuple(range(replica * shard))
-    layer_plan = LayerPlan(
-        split=data_split(replica, shard, devices), level=level, recompute=recompute
-    )
+    """`cuts` are the numbers of layers of the stages (unset: as equal as may be).
+
+    `level` and `recompute` may be given by the layer's name.
+    """
+    degrees = Degrees(replica=replica, shard=shard, tp=tp)
+    n = degrees.n_devices
     names = tuple(layer.name for layer in graph.layers)
+    if pp == 1:
+        stages = (Stage(layers=names, placements=(tuple(range(n)),)),)
+        orders = (accumulation_order(microbatches),)
+    else:
+        kind = ORDERS[order]
+        placed = kind.placements(pp)
+        sizes = cuts or [len(part) for part in np.array_split(range(len(names)), len(placed))]
+        ends = np.cumsum(sizes)
+        assert ends[-1] == len(names)
+        stages = tuple(
+            Stage(
+                layers=names[end - size : end],
+                placements=tuple(tuple(range(r * n, r * n + n)) for r in ranks),
+            )
+            for size, end, ranks in zip(sizes, ends, placed, strict=True)
+        )
+        orders = plan_order(kind, pp, microbatches, Costs.equal(len(placed)))
+
+    def of(name, value):
+        return value.get(name, value[""]) if isinstance(value, Mapping) else value
+
+    layer_plans = {
+        name: LayerPlan(
+            split=even_split(stage.placements[0], degrees),
+            level=of(name, level),
+            recompute=of(name, recompute),
+            sp=sp,
+        )
+        for stage in stages
+        for name in stage.layers
+    }
     return Plan(
-        stages=(Stage(layers=names, placements=(devices,)),),
-        layer_plans=dict.fromkeys(names, layer_plan),
-        order=(accumulation_order(microbatches),) * len(devices),
+        stages=stages,
+        layer_plans=layer_plans,
+        order=tuple(actions for actions in orders for _ in range(n)),
         microbatches=microbatches,
         global_batch=global_batch,
         seq_len=TOKENS,

@@ -11,6 +11,7 @@ from typing import Any
 
 import msgspec
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
@@ -159,7 +160,7 @@ class _Maker:
         trainable |= self.replicated
         ordered = [trainable[slot.name] for slot in parameters if slot.name in trainable]
         levels = {self.plan.layer_plans[name].level for name in self.plan.layer_plans}
-        return Applied(
+        applied = Applied(
             stage=stage,
             places=self.places,
             parameters=tuple(parameters),
@@ -184,6 +185,20 @@ class _Maker:
             device=self.world.device,
             fills=self.places.mesh is not None and bool(levels - {"none"}),
         )
+        self._share_ties(applied)
+        return applied
+
+    def _share_ties(self, applied: Applied) -> None:
+        """Give tied weights that lie in several stages the values that they have in the first."""
+        tied = {name for layer in self.graph.layers for name in layer.ties}
+        for name, master in sorted(applied.masters.items()):
+            pipes = applied.where[name].pipes
+            if name in tied and len(pipes) > 1:
+                local = master.to_local() if isinstance(master, DTensor) else master.detach()
+                source = self.places.rank_at(pipe=pipes[0])
+                with self.world.record.inside("broadcast", local, len(pipes)):
+                    dist.broadcast(local, source, group=self.places.shared[pipes])
+        applied.copy_masters()
 
     def _orders(self) -> tuple[tuple[Action, ...], ...]:
         """Actions of each pipeline rank, of its device at this process's place."""
