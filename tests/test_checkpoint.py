@@ -102,7 +102,7 @@ def _load(world: World, layout: str, run: Path) -> tuple[Progress, dict[str, tor
     progress = checkpoint.load(state, folder, graph=GRAPH)
     whole = {
         name: tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
-        for name, tensor in state.tensors().items()
+        for name, tensor in state.named.items()
     }
     return progress, whole
 

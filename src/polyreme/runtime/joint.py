@@ -30,7 +30,7 @@ class Joint:
         for group, members in self._parts:
             gradients = [_gradient(member) for member in members]
             flat = torch.cat([gradient.reshape(-1) for gradient in gradients])
-            self._traffic.all_reduce(flat, group)
+            self._traffic.all_reduce(flat, group, alike=False)
             parts = torch.split(flat, [gradient.numel() for gradient in gradients])
             for gradient, part in zip(gradients, parts, strict=True):
                 gradient.copy_(part.view_as(gradient))

@@ -196,7 +196,7 @@ class _Maker:
             if name in tied and len(pipes) > 1:
                 local = master.to_local() if isinstance(master, DTensor) else master.detach()
                 source = self.places.rank_at(pipe=pipes[0])
-                with self.world.record.inside("broadcast", local, len(pipes)):
+                with self.world.record.inside("broadcast", n_ranks=len(pipes)):
                     dist.broadcast(local, source, group=self.places.shared[pipes])
         applied.copy_masters()
 

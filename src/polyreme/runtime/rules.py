@@ -35,7 +35,7 @@ def optimizers(rule: Rule, applied: Applied) -> tuple[torch.optim.Optimizer, ...
     def over(group: Any) -> Callable[[torch.Tensor], torch.Tensor]:
         def summed(partial: torch.Tensor) -> torch.Tensor:
             if group is not None:
-                applied.traffic.all_reduce(partial, group)
+                applied.traffic.all_reduce(partial, group, alike=False)
             return partial
 
         return summed

@@ -108,12 +108,15 @@ class Traffic:
         tensor: torch.Tensor,
         group: dist.ProcessGroup,
         op: dist.ReduceOp.RedOpType = dist.ReduceOp.SUM,
+        *,
+        alike: bool = True,
     ) -> None:
-        """Reduce a small tensor in place and wait."""
+        """Reduce a small tensor in place and wait; not `alike`: of another shape in other groups."""
         n_ranks = group.size()
         self.count(tensor.nbytes, n_ranks, 2)
         name = f"all_reduce {'max' if op == dist.ReduceOp.MAX else 'sum'}"
-        with self.record.inside(name, tensor, n_ranks, settles=False), self.blocked():
+        shown = tensor if alike else None
+        with self.record.inside(name, shown, n_ranks, settles=False), self.blocked():
             dist.all_reduce(tensor, op=op, group=group)
 
     def sums(self, tensor: torch.Tensor, group: dist.ProcessGroup) -> list[float]:
