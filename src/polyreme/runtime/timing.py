@@ -119,6 +119,26 @@ class Traffic:
         with self.record.inside(name, shown, n_ranks, settles=False), self.blocked():
             dist.all_reduce(tensor, op=op, group=group)
 
+    def all_gather(
+        self, output: torch.Tensor, tensor: torch.Tensor, group: dist.ProcessGroup
+    ) -> None:
+        """Gather all ranks' tensors into the output [ranks, ...], and wait."""
+        n_ranks = group.size()
+        self.count(output.nbytes, n_ranks, 1)
+        inside = self.record.inside("all_gather", output, n_ranks, settles=False)
+        with inside, self.blocked():
+            all_gather(output, tensor, group=group)
+
+    def reduce_scatter(
+        self, output: torch.Tensor, tensor: torch.Tensor, group: dist.ProcessGroup
+    ) -> None:
+        """Sum all ranks' tensors [ranks, ...], keep this rank's row in the output, and wait."""
+        n_ranks = group.size()
+        self.count(tensor.nbytes, n_ranks, 1)
+        inside = self.record.inside("reduce_scatter", tensor, n_ranks, settles=False)
+        with inside, self.blocked():
+            reduce_scatter(output, tensor, group=group)
+
     def sums(self, tensor: torch.Tensor, group: dist.ProcessGroup) -> list[float]:
         """The sum of a vector over the group, as numbers.
 

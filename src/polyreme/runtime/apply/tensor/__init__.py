@@ -1,0 +1,12 @@
+"""Tensor (and sequence) parallelism of layers: what a process holds of each, and where parts meet.
+
+Source: Shoeybi et al. 2019 (Megatron-LM), section 3; Korthikanti et al. 2022, section 4.
+"""
+
+from .cut import Cut
+from .loss import argmax, cross_entropy
+from .part import Tp
+from .partial import sum_partial
+from .split import split
+
+__all__ = ["Cut", "Tp", "argmax", "cross_entropy", "split", "sum_partial"]

@@ -1,0 +1,197 @@
+"""A whole layer's module made into one tensor part of it, in place."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from ....graph.tensor import Number, Region, TensorPlan
+from .cut import Cut, cuts_of, vocabulary_interval
+from .meet import deal, enter, leave, own_tokens, uncompiled, whole
+from .part import Tp
+from .stream import Stream, drops
+
+
+def split(module: nn.Module, plan: TensorPlan, tp: Tp) -> dict[str, Cut]:
+    """Cut a layer's module to this part; the cut of each parameter and weight buffer by name.
+
+    The module is whole, with its values (or on meta). Parameters stay `nn.Parameter`s, and one
+    object where they were one. Parts must be given the same host generator state (see `Stream`).
+    """
+    refusal = plan.refusal(tp.degree, sp=tp.sp)
+    assert refusal is None, f"{tp.degree} {refusal}"
+    cuts = cuts_of(module, plan, tp)
+    if tp.degree == 1:
+        return cuts
+    _cut_parameters(module, cuts)
+    for number in plan.numbers:
+        _set_number(module, number, tp.degree)
+    for cutting in plan.cuttings:
+        found = module.get_submodule(cutting.path.rpartition(".")[0])
+        held = getattr(found, cutting.path.rpartition(".")[2])
+        if isinstance(held, nn.Embedding) and cutting.side == "vocabulary":
+            _look_up_own_rows(held, cutting.runs[0].size, tp)
+    for region in plan.regions:
+        _meet(module, region, tp)
+    if tp.sp:
+        _split_tokens(module, plan, tp)
+    return cuts
+
+
+def _cut_parameters(module: nn.Module, cuts: dict[str, Cut]) -> None:
+    made: dict[int, nn.Parameter] = {}
+    for name, tensor in list(module.named_parameters(remove_duplicate=False)):
+        if cuts[name].dim is None:
+            continue
+        if id(tensor) not in made:
+            own = cuts[name].take(tensor.detach())
+            made[id(tensor)] = nn.Parameter(own, requires_grad=tensor.requires_grad)
+        path, _, leaf = name.rpartition(".")
+        child = module.get_submodule(path)
+        setattr(child, leaf, made[id(tensor)])
+        if leaf == "weight":
+            _note_sizes(child)
+
+
+def _note_sizes(child: Any) -> None:
+    """Some modules keep their matrix's sizes beside it."""
+    if isinstance(child, nn.Linear):
+        child.out_features, child.in_features = child.weight.shape
+    elif isinstance(child, nn.Embedding):
+        child.num_embeddings, child.embedding_dim = child.weight.shape
+    else:
+        child.nx, child.nf = child.weight.shape  # the library's Conv1D
+
+
+def _set_number(module: nn.Module, number: Number, degree: int) -> None:
+    owner: Any = module.get_submodule(number.path)
+    *through, name = number.name.split(".")
+    for attribute in through:  # what is shared must not change for others
+        own = copy.copy(getattr(owner, attribute))
+        setattr(owner, attribute, own)
+        owner = own
+    assert hasattr(owner, name), f"{number.path} has no {number.name}"
+    setattr(owner, name, number.local(degree))
+
+
+def _look_up_own_rows(table: nn.Embedding, n_rows: int, tp: Tp) -> None:
+    start, stop, _ = vocabulary_interval(n_rows, tp.degree, tp.rank)
+    if table.padding_idx is not None:
+        inside = start <= table.padding_idx < stop
+        table.padding_idx = table.padding_idx - start if inside else None
+    look_up = table.forward
+
+    def forward(ids: torch.Tensor) -> torch.Tensor:
+        """Rows of the ids that lie here, zeros for the others; then the sum over parts."""
+        foreign = (ids < start) | (ids >= stop)
+        found = look_up((ids - start).masked_fill(foreign, 0))
+        return _left(found.masked_fill(foreign.unsqueeze(-1), 0), tp, None)
+
+    table.forward = forward  # type: ignore[method-assign, assignment]
+
+
+def _meet(module: nn.Module, region: Region, tp: Tp) -> None:
+    entry = module.get_submodule(region.entry)
+    # With tokens split the whole layer has numbers of its own already.
+    stream = Stream(tp.rank) if region.exit and not tp.sp and drops(entry) else None
+    names = list(inspect.signature(entry.forward).parameters)
+    reads = [
+        (names[0] if read.argument is None else read.argument, read.n_tokens)
+        for read in region.reads
+    ]
+
+    def before(entry: nn.Module, args: Any, kwargs: Any) -> tuple[Any, Any]:
+        args, kwargs = list(args), dict(kwargs)
+        for name, n_tokens in reads:
+            at = names.index(name)
+            if name in kwargs:
+                kwargs[name] = enter(kwargs[name], n_tokens, tp)
+            else:
+                args[at] = enter(args[at], n_tokens, tp)
+        if stream is not None:
+            (stream.enter(_device(args, kwargs)) if entry.training else stream.skip())
+        return tuple(args), kwargs
+
+    entry.register_forward_pre_hook(uncompiled(before), with_kwargs=True)
+    if region.exit is not None:
+        row = module.get_submodule(region.exit)
+        row.forward = functools.partial(_row, row, tp, stream)
+
+
+def _row(row: Any, tp: Tp, stream: Stream | None, x: torch.Tensor) -> torch.Tensor:
+    """What all parts' features give together, the bias added once."""
+    weight = row.weight
+    own = F.linear(x, weight) if isinstance(row, nn.Linear) else torch.matmul(x, weight)
+    total = _left(own, tp, stream)
+    return total if row.bias is None else total + row.bias
+
+
+@uncompiled
+def _left(x: torch.Tensor, tp: Tp, stream: Stream | None) -> torch.Tensor:
+    total = leave(x, tp)
+    if stream is not None:
+        stream.leave()
+    return total
+
+
+def _split_tokens(module: nn.Module, plan: TensorPlan, tp: Tp) -> None:
+    for path in plan.sequence:
+        module.get_submodule(path).n_tokens = plan.n_tokens  # type: ignore[assignment]
+    for path in plan.positions:
+        module.get_submodule(path).register_forward_pre_hook(_own_positions(tp))
+    if plan.whole == "in":
+        assert plan.n_tokens is not None
+        module.register_forward_pre_hook(_gathered(plan.n_tokens, tp))
+    elif plan.whole == "out":
+        module.register_forward_hook(_dealt(tp))
+    elif drops(module):
+        stream = Stream(tp.rank)
+        module.register_forward_pre_hook(_own_numbers(stream))
+        module.register_forward_hook(_all_numbers(stream))
+
+
+def _own_positions(tp: Tp) -> Callable[..., Any]:
+    def before(_: nn.Module, args: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
+        return (own_tokens(args[0], tp), *args[1:])
+
+    return before
+
+
+def _gathered(n_tokens: int, tp: Tp) -> Callable[..., Any]:
+    def before(_: nn.Module, args: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
+        return (whole(args[0], n_tokens, tp), *args[1:])
+
+    return uncompiled(before)
+
+
+def _dealt(tp: Tp) -> Callable[..., Any]:
+    def after(_: nn.Module, __: Any, out: torch.Tensor) -> torch.Tensor:
+        return deal(out, tp)
+
+    return uncompiled(after)
+
+
+def _own_numbers(stream: Stream) -> Callable[..., Any]:
+    def before(module: nn.Module, args: Any) -> None:
+        (stream.enter(_device(args, {})) if module.training else stream.skip())
+
+    return uncompiled(before)
+
+
+def _all_numbers(stream: Stream) -> Callable[..., Any]:
+    def after(_: nn.Module, __: Any, ___: Any) -> None:
+        stream.leave()
+
+    return uncompiled(after)
+
+
+def _device(args: Any, kwargs: Any) -> torch.device:
+    tensors = (value for value in (*args, *kwargs.values()) if isinstance(value, torch.Tensor))
+    return next(tensors).device
