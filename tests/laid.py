@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
-import torch
+from typing import TYPE_CHECKING
+
 from torch.distributed.tensor import DTensor, Replicate
 
-from polyreme.runtime.mesh import World
 from polyreme.runtime.parted import Parted
+
+if TYPE_CHECKING:
+    import torch
+
+    from polyreme.runtime.mesh import World
 
 
 def among(tensor: torch.Tensor, world: World) -> Parted:

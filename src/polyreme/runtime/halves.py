@@ -83,15 +83,15 @@ class _Watching(TorchFunctionMode):
                     _argument(args, kwargs, 0, "input"),
                     _argument(args, kwargs, 1, "weight"),
                 )
-                return _Linear.apply(x, weight, bias, self._halves)
+                return _apply(_Linear, x, weight, bias, self._halves)
             if func is torch.addmm and len(args) == 3 and not kwargs and self._waits(args[2]):
-                return _Addmm.apply(*args, self._halves)
+                return _apply(_Addmm, *args, self._halves)
             if func is F.embedding and self._waits(_argument(args, kwargs, 1, "weight")):
                 ids, weight, padding, max_norm, _, by_frequency, sparse = (
                     _argument(args, kwargs, at, name) for at, name in enumerate(_OF_EMBEDDING)
                 )
                 if max_norm is None and not by_frequency and not sparse:
-                    return _Embedding.apply(ids, weight, padding, self._halves)
+                    return _apply(_Embedding, ids, weight, padding, self._halves)
         return func(*args, **kwargs)
 
     def _waits(self, weight: Any) -> bool:
@@ -100,6 +100,10 @@ class _Watching(TorchFunctionMode):
 
 def _argument(args: Any, kwargs: Any, at: int, name: str) -> Any:
     return args[at] if len(args) > at else kwargs.get(name)
+
+
+def _apply(function: Any, *arguments: Any) -> Any:
+    return function.apply(*arguments)
 
 
 class _Linear(torch.autograd.Function):

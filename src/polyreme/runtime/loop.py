@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -239,7 +239,7 @@ class _Run:
     def _took(self, came: Came) -> bool:
         """Count and record a step; whether a rank wants the run to end."""
         settings, before, result = self.job.train, self.state.progress, came.result
-        if self._parted(result.trails):
+        if not self.applied.places.agree(result.trails):
             raise diverged(self.world)
         self.state.progress = Progress(
             step=before.step + 1,
@@ -263,13 +263,6 @@ class _Run:
         if self.state.progress.skipped_in_row == self.n_steps:
             raise self._not_finite("every step of the run was skipped", came)
         return result.stop
-
-    def _parted(self, trails: Sequence[int]) -> bool:
-        """Whether ranks of one pipeline rank called different collectives."""
-        places = self.applied.places
-        n = self.grid.degrees.n_devices
-        pipes = [places.ranks[at * n : (at + 1) * n] for at in range(self.grid.pp)]
-        return any(len({trails[rank] for rank in ranks}) > 1 for ranks in pipes if trails)
 
     def _said(self) -> Said:
         return Said(

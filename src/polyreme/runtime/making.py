@@ -23,7 +23,7 @@ from ..plan.ir import Action, Leaf, Plan, accumulation_order
 from ..plan.ir import Stage as StagePlan
 from .applied import Applied, Trainable, Unit, Where
 from .apply import data, pipeline
-from .apply.tensor import Cut, Tp, split
+from .apply.tensor import Cut, SplitLoss, Tp, split
 from .buckets import Buckets, Replicated
 from .joint import Joint
 from .mesh import World
@@ -92,6 +92,7 @@ class _Maker:
         self.holders = pipeline.holders(graph, plan, grid)
         shared = {pipes for pipes in self.holders.values() if len(pipes) > 1}
         self.places = take_places(world, grid, shared)
+        world.record.lies(self.places.cell.pipe)
         self.dtype = _DTYPES[plan.precision]
         self.traffic = Traffic(world.record)
         self.tp = Tp(
@@ -183,6 +184,7 @@ class _Maker:
             traffic=self.traffic,
             dtype=self.dtype,
             device=self.world.device,
+            loss=self._loss(),
             fills=self.places.mesh is not None and bool(levels - {"none"}),
         )
         self._share_ties(applied)
@@ -199,6 +201,15 @@ class _Maker:
                 with self.world.record.inside("broadcast", n_ranks=len(pipes)):
                     dist.broadcast(local, source, group=self.places.shared[pipes])
         applied.copy_masters()
+
+    def _loss(self) -> SplitLoss | None:
+        """How logits of which each tensor part holds some are scored; None where all hold all."""
+        if self.tp.degree == 1:
+            return None
+        plan = self.graph.tensor_plan(self.graph.output.rpartition(".")[0])
+        assert plan is not None, "the plan was checked"
+        n_classes = plan.vocabulary
+        return None if n_classes is None else SplitLoss(n_classes=n_classes, tp=self.tp)
 
     def _orders(self) -> tuple[tuple[Action, ...], ...]:
         """Actions of each pipeline rank, of its device at this process's place."""

@@ -55,6 +55,12 @@ class Places:
         """The process at this place of another pipeline rank."""
         return self.ranks[pipe * self.grid.degrees.n_devices + self._place]
 
+    def agree(self, values: Sequence[int]) -> bool:
+        """Whether processes of one pipeline rank have the same, given by rank (or nothing)."""
+        n = self.grid.degrees.n_devices
+        rows = [self.ranks[at : at + n] for at in range(0, len(self.ranks), n)]
+        return not values or all(len({values[rank] for rank in row}) == 1 for row in rows)
+
     @property
     def _place(self) -> int:
         return self.data_rank * self.grid.tp + self.cell.tp

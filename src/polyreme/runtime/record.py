@@ -31,11 +31,20 @@ _SPREAD = 0x9E3779B97F4A7  # odd: multiplying by it loses nothing
 _WHO = struct.Struct("<IIId")  # rank, process id, phase, when it began (time.time)
 _COUNT = struct.Struct("<QQ")  # last sequence number, trail
 _WAIT = struct.Struct("<Qd")  # sequence number it waits in (0: none), since when
+_PIPE = struct.Struct("<I")
 _DOING = struct.Struct("<d56s")
 _HOST = struct.Struct("<80s")
 _SLOT = struct.Struct("<Qdd136s")  # sequence number, start, end (0: not yet), label
 _MESSAGE = struct.Struct("<QdQI4s")  # how many before (0: none), since when, bytes, peer, what
-_COUNT_AT, _WAIT_AT, _DOING_AT, _HOST_AT, _MESSAGE_AT, _SLOTS_AT = 32, 48, 64, 128, 208, 256
+_PIPE_AT, _COUNT_AT, _WAIT_AT, _DOING_AT, _HOST_AT, _MESSAGE_AT, _SLOTS_AT = (
+    24,
+    32,
+    48,
+    64,
+    128,
+    208,
+    256,
+)
 _TIME_AT = struct.Struct("<d")
 _END_OFFSET = 16
 _FAILED = -1.0  # in place of when the wait began: the collective raised
@@ -84,11 +93,13 @@ class Account(msgspec.Struct, frozen=True, kw_only=True):
 
     `phase` is "begun" once the run folder is this run's, "training" once steps are done. `waiting`
     is the sequence number of the collective it stands in, 0 outside of any; `message` is the one
-    that it waits for, or that is not sent yet. `state` is of the process: running, stopped, gone,
+    that it waits for, or that is not sent yet. Ranks of one pipeline rank, `pipe`, call the same
+    collectives. `state` is of the process: running, stopped, gone,
     or how it ended.
     """
 
     rank: int
+    pipe: int = 0
     pid: int = 0
     host: str = ""
     state: str = "gone"
@@ -155,6 +166,10 @@ class Record:
         _WHO.pack_into(self._memory, 0, self.rank, os.getpid(), number, self._began_s)
         if phase == "training":
             self._do(phase)
+
+    def lies(self, pipe: int) -> None:
+        """Say of which pipeline rank this is."""
+        _PIPE.pack_into(self._memory, _PIPE_AT, pipe)
 
     def begin(self, op: str, tensor: torch.Tensor | None, n_ranks: int) -> int:
         """Note the start of a collective; its sequence number."""
@@ -332,6 +347,7 @@ def _account(memory: bytes | mmap.mmap, rank: int) -> Account:
         events.append(event)
     return Account(
         rank=rank,
+        pipe=_PIPE.unpack_from(memory, _PIPE_AT)[0],
         pid=pid,
         host=_text(_HOST.unpack_from(memory, _HOST_AT)[0]),
         state=process_state(pid),

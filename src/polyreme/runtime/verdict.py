@@ -51,7 +51,15 @@ def named(error: Exception) -> Verdict:
 
 
 def difference(accounts: Sequence[Account]) -> Verdict | None:
-    """The first collective that ranks called otherwise than others, if there is one."""
+    """The first collective that ranks of a pipeline rank called otherwise than others of it."""
+    for pipe in sorted({account.pipe for account in accounts}):
+        found = _difference([account for account in accounts if account.pipe == pipe])
+        if found is not None:
+            return found
+    return None
+
+
+def _difference(accounts: Sequence[Account]) -> Verdict | None:
     calls = {account.rank: {event.seq: event for event in account.events} for account in accounts}
     seqs = Counter(seq for events in calls.values() for seq in events)
     for seq in sorted(seq for seq, n_ranks in seqs.items() if n_ranks > 1):

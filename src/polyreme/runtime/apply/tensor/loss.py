@@ -6,6 +6,7 @@ al. 2019 (Megatron-LM), section 3: only sums of N numbers travel, never the scor
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -32,6 +33,24 @@ def cross_entropy(
     function: Any = _CrossEntropy
     total = function.apply(logits.reshape(-1, logits.shape[-1]), flat, n_classes, tp)
     return total, (flat != IGNORE_LABEL).sum()
+
+
+@dataclass(frozen=True, kw_only=True)
+class SplitLoss:
+    """Scores logits of a vocabulary of `n_classes` whose classes lie on several parts."""
+
+    n_classes: int
+    tp: Tp
+
+    def __call__(
+        self, logits: torch.Tensor, labels: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """The summed loss, and how many labels carry it."""
+        return cross_entropy(logits, labels, self.n_classes, self.tp)
+
+    def argmax(self, logits: torch.Tensor) -> torch.Tensor:
+        """The class of the largest score."""
+        return argmax(logits, self.n_classes, self.tp)
 
 
 class _CrossEntropy(Function):
