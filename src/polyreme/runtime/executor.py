@@ -208,10 +208,9 @@ def _whole_layers(applied: Applied) -> frozenset[int]:
     Nor are they recomputed, since that pass would be watched a second time.
     """
     sharded = {name for unit in applied.units for name in unit.layers}
-    bodies = zip(applied.stage.names, applied.stage.bodies, strict=True)
-    return frozenset(
-        id(parameter)
-        for name, body in bodies
-        if name not in sharded and not body.recompute
-        for parameter in body.parameters()
-    )
+    can: set[int] = set()
+    cannot: set[int] = set()
+    for name, body in zip(applied.stage.names, applied.stage.bodies, strict=True):
+        found = cannot if name in sharded or body.recompute else can
+        found |= {id(parameter) for parameter in body.parameters()}
+    return frozenset(can - cannot)

@@ -32,7 +32,8 @@ class Seat:
 class Feed:
     """Microbatches of one seat for each step.
 
-    Each worker has its samples of the step, its parts contiguous shares of these.
+    Each worker has its samples of the step, its parts contiguous shares of these. A process whose
+    layers read no sample (not `reads`) is told how many there are.
     """
 
     def __init__(
@@ -44,7 +45,9 @@ class Feed:
         seat: Seat,
         device: torch.device,
         n_microbatches: int,
+        reads: bool = True,
     ) -> None:
+        self._reads = reads
         self._source = source
         self._order = order
         self._graph = graph
@@ -87,6 +90,11 @@ class Feed:
     def microbatch(self, fields: dict[str, torch.Tensor] | None) -> Microbatch:
         """One microbatch on the device; None becomes a filler."""
         n_samples = 0
+        if not self._reads:
+            n_rows = _FILLER_SAMPLES if fields is None else len(fields[self._graph.labels])
+            n_samples = 0 if fields is None else n_rows
+            empty = torch.empty(n_rows, 0, dtype=torch.int64)
+            return Microbatch(fields={}, labels=empty, n_samples=n_samples, n_rows=n_rows)
         if fields is None:
             fields = dict(self._source.train(np.zeros(_FILLER_SAMPLES, dtype=np.int64)))
             fields[self._graph.labels] = torch.full_like(fields[self._graph.labels], IGNORE_LABEL)
@@ -110,6 +118,8 @@ class Feed:
     def _pinned(self, part: np.ndarray, epoch: int) -> dict[str, torch.Tensor] | None:
         if not len(part):
             return None
+        if not self._reads:
+            return {self._graph.labels: torch.empty(len(part), 0, dtype=torch.int64)}
         fields = dict(self._source.train(part, epoch))
         return fields if self._device.type == "cpu" else pin(fields)
 

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import statistics
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import closing
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
 
 from .. import runlog
 from ..data.order import arrange
@@ -22,54 +19,12 @@ from .job import Job
 from .making import alone, apply, grid_for
 from .mesh import World
 from .nonfinite import cause, remedy, save_samples
+from .outcome import OnStep, Outcome
 from .route import Came, MakeRoute, Native, Route
 from .saver import Saving
 from .state import Progress, State
 from .verdict import diverged
 from .workers import Team
-
-
-class OnStep(Protocol):
-    """Told of every step on rank 0, for a progress bar."""
-
-    def __call__(
-        self,
-        *,
-        step: int,
-        n_steps: int,
-        loss: float | None,
-        samples_per_s: float,
-        memory_bytes: int,
-    ) -> None:
-        """`step` of `n_steps` is done; a skipped one has no loss."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Outcome:
-    """What this process knows at the end of a run, or of one attempt of it.
-
-    `steps`, `samples` and `tokens` count from the run's first step, `step_s`, `compute_s` and
-    `wire_bytes` are of this attempt. `skipped` steps changed nothing.
-    """
-
-    status: runlog.Status
-    steps: int
-    samples: int
-    tokens: int
-    seconds: float
-    final_loss: float | None
-    metrics: Mapping[str, float]
-    step_s: tuple[float, ...]
-    compute_s: tuple[float, ...]
-    wire_bytes: int
-    peak_bytes: int
-    skipped: int
-    state: State = field(repr=False)
-
-    @property
-    def step_s_median(self) -> float | None:
-        """Median seconds of a step."""
-        return statistics.median(self.step_s) if self.step_s else None
 
 
 def train(
@@ -182,6 +137,7 @@ class _Run:
             seat=Seat(worker=worker, n_workers=n_workers, part=part, n_parts=n_parts),
             device=self.world.device,
             n_microbatches=job.plan.microbatches,
+            reads=self.applied.stage.reads,
         )
 
     def play(self, load: Callable[[State], Progress] | None) -> Outcome:

@@ -16,8 +16,8 @@ class Microbatch:
     """Samples on this process's device, and their labels.
 
     `n_samples` 0 marks a filler: samples whose labels carry no loss, run only so that this rank
-    takes part in the collectives of its layers. Where no layer reads a sample, `fields` and
-    `labels` are empty; `n_rows` is how many rows the others have.
+    takes part in the collectives of its layers. `n_rows` is how many rows they
+    have, also where no layer here reads one and `fields` and `labels` are empty.
     """
 
     fields: Mapping[str, torch.Tensor]

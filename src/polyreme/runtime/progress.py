@@ -20,7 +20,7 @@ _BAR_EVERY_S = 0.1
 
 
 class ProgressBar:
-    """Told of every step (see `loop.OnStep`); shows step, loss, rate, time left and memory.
+    """Told of every step (see `outcome.OnStep`); shows step, loss, rate, time left and memory.
 
     A context manager. On a terminal it draws a bar, elsewhere it prints a line every ten seconds
     and at the ends; `silent` does neither. With `tokens_per_sample` the rate counts tokens.

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import nn
+from torch.overrides import _get_current_function_mode_stack
 from torch.utils.checkpoint import checkpoint
 
 from ..graph.layer import Layer, LayerGraph
@@ -55,8 +57,24 @@ class Body(nn.Module):
         while self._before_first:
             self._before_first.pop()()
         if self.recompute and torch.is_grad_enabled():
-            return checkpoint(self.module, *inputs, use_reentrant=False)
+            return checkpoint(
+                self.module, *inputs, use_reentrant=False, context_fn=_under_same_modes
+            )
         return self.module(*inputs)
+
+
+def _under_same_modes() -> tuple[Any, Any]:
+    """Contexts of a forward pass and of its recomputation, from which torch takes modes away."""
+    modes = _get_current_function_mode_stack()
+
+    @contextmanager
+    def recomputing() -> Iterator[None]:
+        with ExitStack() as again:
+            for mode in modes:
+                again.enter_context(mode)
+            yield
+
+    return nullcontext(), recomputing()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,12 +125,20 @@ class Stage(nn.Module):
         self.names = tuple(bodies)
         self.chunks = dict(chunks)
         self._dtype = dtype
+        self._output = graph.output
         self._fields = tuple(graph.inputs)
         at = {name: index for index, name in enumerate(bodies)}
         self._steps = {
             number: _steps([(graph.layer(name), at[name]) for name in chunk.layers], chunk)
             for number, chunk in chunks.items()
         }
+
+    @property
+    def reads(self) -> bool:
+        """Whether samples are read here: by a layer, or for the loss of the last stage."""
+        layers = [layer for steps in self._steps.values() for layer, _, _ in steps]
+        fields = any(name.startswith("batch:") for layer in layers for name in layer.inputs)
+        return fields or any(self._output in chunk.gives for chunk in self.chunks.values())
 
     def forward(
         self, batch: Mapping[str, torch.Tensor], *taken: torch.Tensor, number: int = 0

@@ -111,7 +111,7 @@ class Traffic:
         *,
         alike: bool = True,
     ) -> None:
-        """Reduce a small tensor in place; unless `alike`, that of other groups has another shape."""
+        """Reduce a small tensor in place; unless `alike`, others' tensors have another shape."""
         n_ranks = group.size()
         self.count(tensor.nbytes, n_ranks, 2)
         name = f"all_reduce {'max' if op == dist.ReduceOp.MAX else 'sum'}"

@@ -5,7 +5,8 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Mapping, Sequence
-from typing import Protocol
+from contextlib import nullcontext
+from typing import Any, Protocol
 
 import msgspec
 import torch
@@ -17,8 +18,10 @@ from .gathering import Form, forms, gathered, weights
 from .job import Job
 from .loop import train
 from .mesh import World
+from .outcome import Outcome
 from .parted import Parted, parted
 from .state import Progress, State
+from .widened import Widened
 
 _FLOOR = 1e-3  # of the norm over all tensors: below that a tensor is not held to its own norm
 
@@ -94,7 +97,7 @@ def verify(
     )
     lockstep = _Lockstep(world, oracle, n_steps, tolerance)
     try:
-        outcome = train(
+        outcome = _trained(
             dataclasses.replace(job, train=settings, folder=None),
             world,
             stop=lockstep.is_last,
@@ -107,6 +110,12 @@ def verify(
     except RunError as error:
         raise RunError(f"the run cannot be verified: {error}") from error
     return lockstep.verdict
+
+
+def _trained(job: Job, world: World, **asked: Any) -> Outcome:
+    """The run; under float64 nothing in it, nor in the oracle, is rounded to less."""
+    with Widened() if job.plan.precision == "fp64" else nullcontext():
+        return train(job, world, **asked)
 
 
 class _Lockstep:
