@@ -185,7 +185,8 @@ class _Maker:
             dtype=self.dtype,
             device=self.world.device,
             loss=self._loss(),
-            fills=self.places.mesh is not None and bool(levels - {"none"}),
+            fills=(self.places.mesh is not None and bool(levels - {"none"}))
+            or (self.tp.degree > 1 and self.places.grid.degrees.data > 1),
         )
         self._share_ties(applied)
         return applied

@@ -125,9 +125,9 @@ class Traffic:
         """Gather all ranks' tensors into the output [ranks, ...], and wait."""
         n_ranks = group.size()
         self.count(output.nbytes, n_ranks, 1)
-        inside = self.record.inside("all_gather", output, n_ranks, settles=False)
+        inside = self.record.inside("all_gather", None, n_ranks, settles=False)
         with inside, self.blocked():
-            all_gather(output, tensor, group=group)
+            all_gather(output.flatten(0, 1), tensor, group=group)
 
     def reduce_scatter(
         self, output: torch.Tensor, tensor: torch.Tensor, group: dist.ProcessGroup
@@ -135,9 +135,9 @@ class Traffic:
         """Sum all ranks' tensors [ranks, ...], keep this rank's row in the output, and wait."""
         n_ranks = group.size()
         self.count(tensor.nbytes, n_ranks, 1)
-        inside = self.record.inside("reduce_scatter", tensor, n_ranks, settles=False)
+        inside = self.record.inside("reduce_scatter", None, n_ranks, settles=False)
         with inside, self.blocked():
-            reduce_scatter(output, tensor, group=group)
+            reduce_scatter(output, tensor.flatten(0, 1), group=group)
 
     def sums(self, tensor: torch.Tensor, group: dist.ProcessGroup) -> list[float]:
         """The sum of a vector over the group, as numbers.

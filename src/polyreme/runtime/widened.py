@@ -30,9 +30,7 @@ class Widened(TorchFunctionMode):
 
 
 def _is_wide(value: Any) -> bool:
-    return (
-        isinstance(value, torch.Tensor) and value.dtype == torch.float64 and value.requires_grad
-    )
+    return isinstance(value, torch.Tensor) and value.dtype == torch.float64 and value.requires_grad
 
 
 def _wide(argument: Any) -> Any:

@@ -62,14 +62,14 @@ class _CrossEntropy(Function):
         n_own = stop - start
         wide = _widened(logits_NL[:, :n_own])
         largest_N = _largest(wide)
-        tp.traffic.all_reduce(largest_N, tp.group, dist.ReduceOp.MAX)
+        tp.traffic.all_reduce(largest_N, tp.group, dist.ReduceOp.MAX, alike=False)
         own_N, at_N = _places(labels_N, start, stop)
         exponents = (wide - largest_N[:, None]).exp().sum(1)
         aimed = wide.new_zeros(labels_N.shape)
         if n_own:
             aimed = wide.gather(1, at_N[:, None])[:, 0].masked_fill(~own_N, 0)
         sums_2N = torch.stack([exponents, aimed])
-        tp.traffic.all_reduce(sums_2N, tp.group)
+        tp.traffic.all_reduce(sums_2N, tp.group, alike=False)
         log_sum_N = sums_2N[0].log() + largest_N
         ctx.save_for_backward(logits_NL, labels_N, log_sum_N)
         ctx.interval = (start, stop)
@@ -104,13 +104,13 @@ def argmax(logits: torch.Tensor, n_classes: int, tp: Tp) -> torch.Tensor:
     own = _widened(logits[..., : stop - start])
     largest = _largest(own)
     everywhere = largest.clone()
-    tp.traffic.all_reduce(everywhere, tp.group, dist.ReduceOp.MAX)
+    tp.traffic.all_reduce(everywhere, tp.group, dist.ReduceOp.MAX, alike=False)
     # The smallest index is found as the largest of negative ones.
     found = torch.full_like(largest, -n_classes, dtype=torch.int64)
     if stop > start:
         first = -(own.argmax(-1) + start)
         found = torch.where(largest == everywhere, first, found)
-    tp.traffic.all_reduce(found, tp.group, dist.ReduceOp.MAX)
+    tp.traffic.all_reduce(found, tp.group, dist.ReduceOp.MAX, alike=False)
     return -found
 
 

@@ -31,7 +31,7 @@ class Enter(Function):
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None]:
         """The sum over parts."""
         total = grad.clone(memory_format=torch.contiguous_format)  # others may read this gradient
-        ctx.tp.traffic.all_reduce(total, ctx.tp.group)
+        ctx.tp.traffic.all_reduce(total, ctx.tp.group, alike=False)
         return total, None
 
 
@@ -42,7 +42,7 @@ class Leave(Function):
     def forward(ctx: Any, x: torch.Tensor, tp: Tp) -> torch.Tensor:
         """The sum over parts."""
         ctx.mark_dirty(x)
-        tp.traffic.all_reduce(x, tp.group)
+        tp.traffic.all_reduce(x, tp.group, alike=False)
         return x
 
     @staticmethod

@@ -28,6 +28,6 @@ def sum_partial(gradients: Sequence[tuple[Cut, torch.Tensor]], tp: Tp) -> None:
             mine = room.view(tp.degree // cut.copies, grad.numel())[tp.rank // cut.copies]
             mine.copy_(grad.reshape(-1))
             rooms.append(mine)
-        tp.traffic.all_reduce(flat, tp.group)
+        tp.traffic.all_reduce(flat, tp.group, alike=False)
         for (_, grad), mine in zip(same, rooms, strict=True):
             grad.copy_(mine.view(grad.shape))
