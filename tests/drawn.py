@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from beside import Family
 from polyreme.graph.layer import LayerGraph
 from polyreme.plan.order import ORDERS
 from test_verify import FAMILIES
-from tiny import Case, Model
 
 LEVELS = ("none", "optimizer", "grads", "params")
 TURNS = ("llama tied", "qwen3", "gpt2", "bert", "t5", "t5 gated, untied", "vit", "swin", "phi3")
@@ -32,13 +32,23 @@ class Drawn:
             n *= self.plan.get(axis, 1)
         return n
 
+    def case(self, **more: Any) -> Family:
+        """The run of it; `more` are fields of the case, or of the plan under `plan`."""
+        options, sample = FAMILIES[self.family]
+        plan = {**self.plan, **more.pop("plan", {})}
+        return Family(
+            options=options, sample=sample, plan=plan, global_batch=self.global_batch, **more
+        )
+
 
 def graph_of(family: str) -> LayerGraph:
     options, sample = FAMILIES[family]
     return options.graph(sample)
 
 
-def draw(seed: int, family: str | None = None, most: int = 8) -> Drawn:
+def draw(
+    seed: int, family: str | None = None, most: int = 8, global_batch: int | None = None
+) -> Drawn:
     """A plan by a seed: degrees, an order, uneven stages, levels and recomputation by layer."""
     rng = random.Random(seed)
     family = family or TURNS[seed % len(TURNS)]
@@ -52,6 +62,8 @@ def draw(seed: int, family: str | None = None, most: int = 8) -> Drawn:
         if not 2 <= tp * pp * replica * shard <= most:
             continue
         microbatches = rng.randint(1, 5)
+        if global_batch is not None and replica * shard * microbatches > global_batch:
+            continue
         order = rng.choice(PLAYED) if pp > 1 else "1f1b"
         kind = ORDERS[order]
         n_stages = pp * kind.chunks
@@ -79,7 +91,7 @@ def draw(seed: int, family: str | None = None, most: int = 8) -> Drawn:
     plan["recompute"] = {"": False, **dict.fromkeys(recomputed, True)}
     n_data = replica * shard
     batch = n_data * microbatches + rng.randrange(n_data * microbatches + 1)
-    return Drawn(family=family, plan=plan, global_batch=batch)
+    return Drawn(family=family, plan=plan, global_batch=global_batch or batch)
 
 
 def _levels(rng: random.Random, graph: LayerGraph) -> dict[str, str]:
@@ -94,7 +106,3 @@ def _levels(rng: random.Random, graph: LayerGraph) -> dict[str, str]:
         found[layer.name] = level
         owner |= {name: layer.name for name in layer.params.values() if name not in owner}
     return found
-
-
-def tiny_case(drawn: Drawn, **more: Any) -> Case:
-    return Case(model=Model(tied=True), plan=dict(drawn.plan), **more)

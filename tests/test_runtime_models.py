@@ -149,7 +149,8 @@ def _measure(world, model, layout):
         batch = Samples(4, ignored=0).train(torch.arange(2).numpy())
     labels = batch["labels"]
     result = driver.step(
-        [Microbatch(fields=batch, labels=labels, n_samples=2)], nominal_weight=labels.numel()
+        {0: Microbatch(fields=batch, labels=labels, n_samples=2, n_rows=2)},
+        nominal_weight=labels.numel(),
     )
     assert not result.skipped
     workload = Workload(
