@@ -123,7 +123,7 @@ class Traffic:
         self.count(output.nbytes, n_ranks, 1)
         inside = self.record.inside("all_gather", output, n_ranks, settles=False)
         with inside, self.blocked():
-            all_gather(output, tensor, group=group)
+            all_gather(output.flatten(0, 1), tensor, group=group)
 
     def reduce_scatter(
         self, output: torch.Tensor, tensor: torch.Tensor, group: dist.ProcessGroup
@@ -133,7 +133,7 @@ class Traffic:
         self.count(tensor.nbytes, n_ranks, 1)
         inside = self.record.inside("reduce_scatter", tensor, n_ranks, settles=False)
         with inside, self.blocked():
-            reduce_scatter(output, tensor, group=group)
+            reduce_scatter(output, tensor.flatten(0, 1), group=group)
 
     def sums(self, tensor: torch.Tensor, group: dist.ProcessGroup) -> list[float]:
         """The sum of a vector over the group, as numbers.
