@@ -47,6 +47,7 @@ class Unit:
     reduce_scatter: TimedReduceScatter
 
 
+Form = tuple[torch.dtype, tuple[int, ...]]  # of a sample
 Trainable = Replicated | Sharded
 
 
@@ -82,7 +83,8 @@ class Applied:
     whole-model name. `masters` gives the float32 (float64) tensor behind each parameter, a
     DTensor where it is sharded; `buckets` holds the trainable ones that are not. `layers_of` gives
     the layers here that use a parameter, `names` are those of all trainable parameters of the
-    model, wherever they are. `orders` holds the actions of each pipeline rank. `loss` is set where
+    model, wherever they are. `orders` holds the actions of each pipeline rank, `forms` the
+    forms of what each stage gives (none of the last). `loss` is set where
     logits are split. With `fills` a data rank without samples must run fillers.
     """
 
@@ -98,6 +100,7 @@ class Applied:
     joint: Joint
     frozen: dict[str, torch.Tensor]
     orders: tuple[tuple[Action, ...], ...]
+    forms: tuple[tuple[Form, ...], ...]
     traffic: Traffic
     dtype: torch.dtype
     device: torch.device

@@ -92,7 +92,10 @@ class _Scores:
             if after is None:
                 self._score(out, microbatch.labels)
             else:
-                self._wires.send(after, out if isinstance(out, tuple) else (out,))
+                outs = out if isinstance(out, tuple) else (out,)
+                forms = self._applied.forms[action.stage]
+                sent = [t.to(dtype) for t, (dtype, _) in zip(outs, forms, strict=True)]
+                self._wires.send(after, sent)
         self._wires.end()
 
     def _score(self, logits: torch.Tensor, labels: torch.Tensor) -> None:

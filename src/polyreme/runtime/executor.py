@@ -112,7 +112,9 @@ class Executor:
             sums += torch.stack([total.detach().double(), count.double()])
             outputs: Sequence[torch.Tensor] = (total / nominal_weight,)
         else:
-            outputs = out if isinstance(out, tuple) else (out,)
+            outs = out if isinstance(out, tuple) else (out,)
+            forms = applied.forms[stage]
+            outputs = [t.to(dtype) for t, (dtype, _) in zip(outs, forms, strict=True)]
             self._wires.send(after, [t.detach() for t in outputs])
         self._passed[_key(action)] = _Passed(taken=inputs, given=outputs)
 

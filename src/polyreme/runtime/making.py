@@ -21,14 +21,14 @@ from ..graph.layer import LayerGraph
 from ..plan.grid import Grid, grid_of
 from ..plan.ir import Action, Leaf, Plan, accumulation_order
 from ..plan.ir import Stage as StagePlan
-from .applied import Applied, Trainable, Unit, Where
+from .applied import Applied, Form, Trainable, Unit, Where
 from .apply import data, pipeline
 from .apply.tensor import Cut, SplitLoss, Tp, split
 from .buckets import Buckets, Replicated
 from .joint import Joint
 from .mesh import World
 from .places import Places, take_places
-from .stage import Body, Slot, Stage, cut
+from .stage import Body, Chunk, Slot, Stage, cut
 from .timing import Traffic
 
 _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp64": torch.float64}
@@ -102,8 +102,8 @@ class _Maker:
             traffic=self.traffic,
             sp=any(layer.sp for layer in plan.layer_plans.values()),
         )
-        stages = cut(graph, [stage.layers for stage in plan.stages])
-        self.chunks = {at: stages[at] for at in grid.stages_of(self.places.cell.pipe)}
+        self.stages = cut(graph, [stage.layers for stage in plan.stages])
+        self.chunks = {at: self.stages[at] for at in grid.stages_of(self.places.cell.pipe)}
         self.layers = [name for chunk in self.chunks.values() for name in chunk.layers]
         self.bodies: dict[str, Body] = {}
         self.parameters: dict[str, Slot] = {}
@@ -181,6 +181,7 @@ class _Maker:
             joint=Joint(joint_parts(ordered, where, self.places), self.traffic),
             frozen=self.frozen,
             orders=self._orders(),
+            forms=tuple(self._forms(chunk) for chunk in self.stages),
             traffic=self.traffic,
             dtype=self.dtype,
             device=self.world.device,
@@ -202,6 +203,19 @@ class _Maker:
                 with self.world.record.inside("broadcast", n_ranks=len(pipes)):
                     dist.broadcast(local, source, group=self.places.shared[pipes])
         applied.copy_masters()
+
+    def _forms(self, chunk: Chunk) -> tuple[Form, ...]:
+        """Of what a stage gives, as this tensor part holds it."""
+        found = []
+        for value in chunk.gives:
+            name, _, output = value.rpartition(".")
+            spec, plan = self.graph.layer(name).outputs[output], self.graph.tensor_plan(name)
+            shape, tp = tuple(spec.shape), self.tp
+            if plan is not None:
+                shape = plan.output_shape(output, shape, tp.degree, tp.rank, sp=tp.sp)
+            dtype = self.dtype if spec.dtype == "compute" else getattr(torch, spec.dtype)
+            found.append((dtype, shape))
+        return tuple(found)
 
     def _loss(self) -> SplitLoss | None:
         """How logits of which each tensor part holds some are scored; None where all hold all."""

@@ -65,7 +65,7 @@ class Body(nn.Module):
 
 def _under_same_modes() -> tuple[Any, Any]:
     """Contexts of a forward pass and of its recomputation, from which torch takes modes away."""
-    modes = _get_current_function_mode_stack()
+    modes = _get_current_function_mode_stack()  # type: ignore[no-untyped-call]
 
     @contextmanager
     def recomputing() -> Iterator[None]:

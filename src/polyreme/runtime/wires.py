@@ -19,17 +19,6 @@ import torch.distributed as dist
 from ..plan.ir import Action
 from .applied import Applied
 
-_DTYPES = (
-    torch.float32,
-    torch.float64,
-    torch.bfloat16,
-    torch.float16,
-    torch.int64,
-    torch.int32,
-    torch.bool,
-)
-_MOST_DIMS = 6
-
 
 class Message(msgspec.Struct, frozen=True, kw_only=True):
     """What a stage hands to a neighbour: of activations ("F"), or of their gradients ("B")."""
@@ -77,16 +66,14 @@ def taken(action: Action, n_stages: int) -> Message | None:
 class Wires:
     """Sends and receives of this process, in the order of everyone's actions.
 
-    Forms of activations are told once, with the
-    first message of each stage; those of gradients follow from them.
+    What a stage gives has the forms that the graph says, and so has its gradient.
     """
 
     def __init__(self, applied: Applied) -> None:
         self._places, self._traffic = applied.places, applied.traffic
         self._device, self._grid = applied.device, applied.grid
         self._pipe = applied.places.cell.pipe
-        self._forms: dict[tuple[int, int, str], list[tuple[torch.dtype, tuple[int, ...]]]] = {}
-        self._told: set[tuple[int, int]] = set()
+        self._forms = applied.forms
         self._sends: list[tuple[Any, torch.Tensor, int]] = []
         self._kept: dict[Message, tuple[torch.Tensor, ...]] = {}
         self._posted: dict[Message, list[tuple[Any, torch.Tensor]]] = {}
@@ -112,33 +99,24 @@ class Wires:
     def send(self, message: Message, tensors: Sequence[torch.Tensor]) -> None:
         """Hand tensors to the stage of the message, wherever it is."""
         pipe = self._holder(message.to, message.copy)
-        if message.kind == "F":
-            forms = [(tensor.dtype, tuple(tensor.shape[1:])) for tensor in tensors]
-            self._forms.setdefault((message.stage, message.copy, "B"), forms)
         if pipe == self._pipe:
             self._kept[message] = tuple(tensors)
             return
-        if message.kind == "F" and (message.stage, message.copy) not in self._told:
-            self._told.add((message.stage, message.copy))
-            self._start_send(_header(tensors).to(self._device), pipe)
         for tensor in tensors:
             self._start_send(tensor.contiguous(), pipe)
 
     def ask(self, message: Message) -> None:
-        """Ask for a message before it is needed, where that does not take waiting."""
+        """Ask for a message before it is needed."""
         pipe = self._holder(message.stage, message.copy)
-        if pipe == self._pipe or message in self._posted:
-            return
-        while message not in self._posted and self._form(self._queues[pipe][0]) is not None:
+        while pipe != self._pipe and message not in self._posted:
             self._post(self._queues[pipe].popleft(), pipe)
 
     def take(self, message: Message) -> list[torch.Tensor]:
         """What was handed over."""
         if message in self._kept:
             return list(self._kept.pop(message))
+        self.ask(message)
         pipe = self._holder(message.stage, message.copy)
-        while message not in self._posted:
-            self._post(self._queues[pipe].popleft(), pipe)
         found = self._posted.pop(message)
         for work, into in found:
             self._wait(work, "recv", self._places.rank_at(pipe=pipe), into.nbytes)
@@ -156,22 +134,13 @@ class Wires:
         """Ask for a message; all before it from this rank are asked for already."""
         rank = self._places.rank_at(pipe=pipe)
         group = self._places.down if pipe > self._pipe else self._places.up
-        forms = self._form(message)
-        if forms is None:
-            assert message.kind == "F", "a gradient follows its activation"
-            header = torch.zeros(1 + 8 * (2 + _MOST_DIMS), dtype=torch.int64, device=self._device)
-            self._wait(dist.irecv(header, rank, group=group), "recv", rank, header.nbytes)
-            forms = self._forms[message.stage, message.copy, "F"] = _forms(header)
+        # Gradients have the forms of what the stage that takes them has given.
+        forms = self._forms[message.stage if message.kind == "F" else message.to]
         size = self._sizes[message.microbatch]
         buffers = [
             torch.empty((size, *shape), dtype=dtype, device=self._device) for dtype, shape in forms
         ]
         self._posted[message] = [(dist.irecv(each, rank, group=group), each) for each in buffers]
-
-    def _form(self, message: Message) -> list[tuple[torch.dtype, tuple[int, ...]]] | None:
-        """Dtypes and dims; gradients have those of what the stage that takes them has given."""
-        stage = message.stage if message.kind == "F" else message.to
-        return self._forms.get((stage, message.copy, message.kind))
 
     def _start_send(self, tensor: torch.Tensor, pipe: int) -> None:
         rank = self._places.rank_at(pipe=pipe)
@@ -187,23 +156,3 @@ class Wires:
     def _holder(self, stage: int, copy: int) -> int:
         """The pipeline rank of a stage, in the direction of that copy."""
         return self._grid.holders[stage][copy]
-
-
-def _header(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
-    """Number, dtypes and dims (but the first, which is of samples) of tensors, in integers."""
-    header = torch.zeros(1 + 8 * (2 + _MOST_DIMS), dtype=torch.int64)
-    assert len(tensors) <= 8, "a cut is crossed by a few tensors"
-    header[0] = len(tensors)
-    for at, tensor in enumerate(tensors):
-        dims = tensor.shape[1:]
-        assert len(dims) <= _MOST_DIMS, "a tensor has a few dims"
-        row = (_DTYPES.index(tensor.dtype), len(dims), *dims)
-        start = 1 + at * (2 + _MOST_DIMS)
-        header[start : start + len(row)] = torch.tensor(row)
-    return header
-
-
-def _forms(header: torch.Tensor) -> list[tuple[torch.dtype, tuple[int, ...]]]:
-    n, *rest = header.tolist()
-    rows = [rest[at * (2 + _MOST_DIMS) : (at + 1) * (2 + _MOST_DIMS)] for at in range(n)]
-    return [(_DTYPES[row[0]], tuple(row[2 : 2 + row[1]])) for row in rows]
