@@ -169,7 +169,8 @@ def batch_of(case: Case) -> dict[str, torch.Tensor]:
     if batch["labels"].dim() == 2:
         batch["labels"][0, :3] = -100
         batch["labels"][1, 0] = V - 1
-        batch["input_ids"][0, :2] = torch.tensor([0, V - 1])  # 0: the padding id of some
+        # 0 is the padding id of some; 128 and 256 are the first of a part.
+        batch["input_ids"][0, :4] = torch.tensor([0, 128, 256, V - 1])
     return batch
 
 
@@ -289,6 +290,11 @@ def _cut_of_logits(graph, logits, tp) -> Cut:
     return Cut(shape=shape, dim=len(shape) - 1, intervals=intervals, padding=padding)
 
 
+def _fate(before, after) -> torch.Tensor:
+    """1 where something was dropped, -1 where it was kept, 0 where there was nothing."""
+    return (before != 0) * torch.where(after == 0, 1, -1)
+
+
 def drops(world, sp: bool) -> dict:
     """What a training layer with dropout gives, drops and leaves behind, on each part."""
     tp = parts(world, 2, sp=sp)
@@ -298,7 +304,7 @@ def drops(world, sp: bool) -> dict:
     dropped = []
     for name, child in block.named_modules():
         if name.endswith(("DenseReluDense.dropout", "layer.1.dropout")):
-            child.register_forward_hook(lambda *seen: dropped.append(seen[2] == 0))
+            child.register_forward_hook(lambda *seen: dropped.append(_fate(seen[1][0], seen[2])))
     n_tokens = T - 1
     hidden = torch.ones(B, n_tokens, 32, dtype=torch.float64)
     if sp:

@@ -21,9 +21,10 @@ REFUSED = {  # what cannot be split so, and why
 FIRST = ("llama", "qwen3 window", "gemma2", "phi3", "gpt2", "bert", "t5", "vit", "swin")
 
 
-@pytest.mark.parametrize(
-    "name", [*FIRST, *(pytest.param(n, marks=pytest.mark.long) for n in CASES if n not in FIRST)]
-)
+EACH = [*FIRST, *(pytest.param(n, marks=pytest.mark.long) for n in CASES if n not in FIRST)]
+
+
+@pytest.mark.parametrize("name", EACH)
 def test_parts_compute_what_the_whole_computes(pool, name):
     ways = [(degree, sp, degree == 4) for degree in (2, 4) for sp in (False, True)]
     for wrong in pool(4).run(compare, name, ways, timeout_s=120):
@@ -33,8 +34,8 @@ def test_parts_compute_what_the_whole_computes(pool, name):
 def test_dropout_is_alike_between_regions_and_differs_inside(pool):
     first, second = pool(2).run(drops, False)
     assert torch.equal(first["out"], second["out"])
-    assert torch.equal(first["outside"], second["outside"])
-    assert not torch.equal(first["inside"], second["inside"])
+    assert (first["outside"] * second["outside"] == 1).all()
+    assert (first["inside"] * second["inside"] == -1).any()
     assert torch.equal(first["state"], second["state"])
     assert first["kept"]
 
@@ -43,7 +44,7 @@ def test_dropout_differs_everywhere_where_tokens_are_split(pool):
     first, second = pool(2).run(drops, True)
     for where in ("inside", "outside"):  # the first holds a token more outside
         n_tokens = second[where].shape[1]
-        assert not torch.equal(first[where][:, :n_tokens], second[where])
+        assert (first[where][:, :n_tokens] * second[where] == -1).any()
     assert torch.equal(first["state"], second["state"])
     assert first["kept"]
 
@@ -74,7 +75,7 @@ def test_a_vocabulary_is_padded_to_128_a_part():
     assert (padded(50257, 2), padded(50257, 4), padded(256, 2)) == (50432, 50688, 256)
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", EACH)
 def test_parts_of_parameters_make_up_the_whole(name):
     graph = CASES[name].graph()
     for layer in graph.layers:
