@@ -6,10 +6,12 @@ import pytest
 import torch
 
 from polyreme.graph.dropout import without_dropout
+from polyreme.graph.loss import cross_entropy as whole_loss
 from polyreme.graph.tensor import Run, padded
-from polyreme.runtime.apply.tensor import Cut, Tp, split
+from polyreme.runtime.apply.tensor import Cut, Tp, argmax, cross_entropy, split
+from polyreme.runtime.apply.tensor.cut import vocabulary_interval
 from polyreme.runtime.timing import Traffic
-from tensor_cases import CASES, B, T, V, compare, drops, losses, sent_bytes, trained
+from tensor_cases import CASES, B, T, V, compare, drops, parts, trained
 from tiny import Model
 
 FUSED = "does not divide num_key_value_heads 2, which lie in one fused matrix"
@@ -47,6 +49,55 @@ def test_dropout_differs_everywhere_where_tokens_are_split(pool):
         assert (first[where][:, :n_tokens] * second[where] == -1).any()
     assert torch.equal(first["state"], second["state"])
     assert first["kept"]
+
+
+def sent_bytes(world) -> dict[bool, tuple[int, int]]:
+    """Bytes that a block sends forward and backward, without and with tokens split."""
+    found = {}
+    graph = CASES["llama"].graph()
+    for sp in (False, True):
+        tp = parts(world, 2, sp=sp)
+        module = graph.build("block.0").to_empty(device="cpu")
+        graph.initialise("block.0", module, 0)
+        split(module, graph.tensor_plan("block.0"), tp)
+        hidden = torch.ones(B, T // 2 if sp else T, 32, requires_grad=True)
+        out = module(hidden)
+        forward = tp.traffic.sent_bytes
+        out.sum().backward()
+        found[sp] = (forward, tp.traffic.sent_bytes - forward)
+    return found
+
+
+def losses(world, dtype: torch.dtype, n_classes: int) -> None:
+    """The parallel loss and best classes are those of whole scores, whatever the parts."""
+    generator = torch.Generator().manual_seed(0)
+    logits = torch.randn(2, 3, n_classes, generator=generator).mul(8).to(dtype).requires_grad_()
+    labels = torch.randint(n_classes, (2, 3), generator=generator)
+    labels[0, 1] = -100
+    with torch.no_grad():
+        logits[1, 1, 7] = logits[1, 1, n_classes - 1] = 100  # two largest: the first counts
+    total, weight = whole_loss(logits, labels)
+    total.backward()
+    tp = parts(world, 4, sp=False)
+    start, stop, padding = vocabulary_interval(n_classes, 4, tp.rank)
+    own = logits.detach()[..., start:stop]
+    own = torch.cat([own, own.new_full((2, 3, padding), 1e4)], -1).requires_grad_()
+    found, count = cross_entropy(own, labels, n_classes, tp)
+    found.backward()
+    assert count == weight
+    assert found.dtype == total.dtype
+    exact = {torch.float64: 1e-12, torch.float32: 1e-6, torch.bfloat16: 1e-2}[dtype]
+    torch.testing.assert_close(found, total, rtol=min(exact, 1e-5), atol=0)
+    assert not own.grad[..., stop - start :].any()
+    torch.testing.assert_close(
+        own.grad[..., : stop - start], logits.grad[..., start:stop], rtol=exact, atol=exact
+    )
+    assert torch.equal(argmax(own, n_classes, tp), logits.argmax(-1))
+    assert cross_entropy(own, torch.full_like(labels, -100), n_classes, tp)[0] == 0
+    unknown = torch.full_like(labels, n_classes)  # a row of padding, and of nobody
+    assert cross_entropy(own, unknown, n_classes, tp)[0].isnan()
+    own.data[0, 0, 0] = torch.nan
+    assert argmax(own, n_classes, tp)[0, 0] == n_classes
 
 
 def test_a_block_sends_two_sums_each_way_and_as_much_with_tokens_split(pool):
