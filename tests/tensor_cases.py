@@ -169,7 +169,8 @@ def batch_of(case: Case) -> dict[str, torch.Tensor]:
     if batch["labels"].dim() == 2:
         batch["labels"][0, :3] = -100
         batch["labels"][1, 0] = V - 1
-        batch["input_ids"][0, :2] = torch.tensor([0, V - 1])  # 0: the padding id of some
+        # 0 is the padding id of some; 128 and 256 are the first of a part.
+        batch["input_ids"][0, :4] = torch.tensor([0, 128, 256, V - 1])
     return batch
 
 
@@ -289,6 +290,11 @@ def _cut_of_logits(graph, logits, tp) -> Cut:
     return Cut(shape=shape, dim=len(shape) - 1, intervals=intervals, padding=padding)
 
 
+def _fate(before, after) -> torch.Tensor:
+    """1 where something was dropped, -1 where it was kept, 0 where there was nothing."""
+    return (before != 0) * torch.where(after == 0, 1, -1)
+
+
 def drops(world, sp: bool) -> dict:
     """What a training layer with dropout gives, drops and leaves behind, on each part."""
     tp = parts(world, 2, sp=sp)
@@ -298,7 +304,7 @@ def drops(world, sp: bool) -> dict:
     dropped = []
     for name, child in block.named_modules():
         if name.endswith(("DenseReluDense.dropout", "layer.1.dropout")):
-            child.register_forward_hook(lambda *seen: dropped.append(seen[2] == 0))
+            child.register_forward_hook(lambda *seen: dropped.append(_fate(seen[1][0], seen[2])))
     n_tokens = T - 1
     hidden = torch.ones(B, n_tokens, 32, dtype=torch.float64)
     if sp:
@@ -325,55 +331,6 @@ def drops(world, sp: bool) -> dict:
         "state": torch.get_rng_state(),
         "kept": torch.equal(before, torch.get_rng_state()),
     }
-
-
-def sent_bytes(world) -> dict[bool, tuple[int, int]]:
-    """Bytes that a block sends forward and backward, without and with tokens split."""
-    found = {}
-    graph = CASES["llama"].graph()
-    for sp in (False, True):
-        tp = parts(world, 2, sp=sp)
-        module = graph.build("block.0").to_empty(device="cpu")
-        graph.initialise("block.0", module, 0)
-        split(module, graph.tensor_plan("block.0"), tp)
-        hidden = torch.ones(B, T // 2 if sp else T, 32, requires_grad=True)
-        out = module(hidden)
-        forward = tp.traffic.sent_bytes
-        out.sum().backward()
-        found[sp] = (forward, tp.traffic.sent_bytes - forward)
-    return found
-
-
-def losses(world, dtype: torch.dtype, n_classes: int) -> None:
-    """The parallel loss and best classes are those of whole scores, whatever the parts."""
-    generator = torch.Generator().manual_seed(0)
-    logits = torch.randn(2, 3, n_classes, generator=generator).mul(8).to(dtype).requires_grad_()
-    labels = torch.randint(n_classes, (2, 3), generator=generator)
-    labels[0, 1] = -100
-    with torch.no_grad():
-        logits[1, 1, 7] = logits[1, 1, n_classes - 1] = 100  # two largest: the first counts
-    total, weight = whole_loss(logits, labels)
-    total.backward()
-    tp = parts(world, 4, sp=False)
-    start, stop, padding = vocabulary_interval(n_classes, 4, tp.rank)
-    own = logits.detach()[..., start:stop]
-    own = torch.cat([own, own.new_full((2, 3, padding), 1e4)], -1).requires_grad_()
-    found, count = cross_entropy(own, labels, n_classes, tp)
-    found.backward()
-    assert count == weight
-    assert found.dtype == total.dtype
-    exact = {torch.float64: 1e-12, torch.float32: 1e-6, torch.bfloat16: 1e-2}[dtype]
-    torch.testing.assert_close(found, total, rtol=min(exact, 1e-5), atol=0)
-    assert not own.grad[..., stop - start :].any()
-    torch.testing.assert_close(
-        own.grad[..., : stop - start], logits.grad[..., start:stop], rtol=exact, atol=exact
-    )
-    assert torch.equal(argmax(own, n_classes, tp), logits.argmax(-1))
-    assert cross_entropy(own, torch.full_like(labels, -100), n_classes, tp)[0] == 0
-    unknown = torch.full_like(labels, n_classes)  # a row of padding, and of nobody
-    assert cross_entropy(own, unknown, n_classes, tp)[0].isnan()
-    own.data[0, 0, 0] = torch.nan
-    assert argmax(own, n_classes, tp)[0, 0] == n_classes
 
 
 def trained(world) -> list[torch.Tensor]:
