@@ -52,5 +52,8 @@ class _DropsNothing:
     def initialise(self, layer: Layer, module: nn.Module, seed: int) -> None:
         self._graph.initialise(layer.name, module, seed)
 
+    def sliced(self, layer: Layer) -> bool:
+        return self._graph.sliced
+
     def tensor_plan(self, layer: Layer) -> TensorPlan | None:
         return self._graph.tensor_plan(layer.name)

@@ -124,6 +124,12 @@ class LayerGraph:
         plan: TensorPlan | None = None if find is None else find(self._by_name[name])
         return plan
 
+    @property
+    def sliced(self) -> bool:
+        """Whether tokens may go through all layers in slices, each behind those before it."""
+        find = getattr(self._builder, "sliced", None)
+        return find is not None and all(find(layer) for layer in self.layers)
+
     def tensor_degrees(self, limit: int) -> tuple[int, ...]:
         """Numbers of tensor parts, up to a limit, into which every layer can be split."""
         plans = [self.tensor_plan(layer.name) for layer in self.layers]

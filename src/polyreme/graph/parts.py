@@ -31,7 +31,8 @@ class Part:
 
     `outputs` are names (their shapes are found by playing the part). `names` maps paths of the
     module's children to their paths in the whole model; "" stands for the module itself. Parts
-    of one `kind` have the same structure. `tensor` says how the layer is split over tensor parts.
+    of one `kind` have the same structure. `tensor` says how the layer is split over tensor parts, `sliced` that
+    it can be given a slice of tokens behind others (see `Prefix`).
     """
 
     name: str
@@ -42,6 +43,7 @@ class Part:
     names: Mapping[str, str]
     splits: Mapping[str, int] = field(default_factory=dict)
     tensor: TensorPlan | None = None
+    sliced: bool = False
 
 
 Fill = Callable[[nn.Module, Layer, int], None]
@@ -127,6 +129,10 @@ class PartsBuilder:
                 self._fill(module, layer, seed)
             for owner_name in {self._owner[tie].name for tie in layer.ties}:
                 self._copy_ties(layer, module, owner_name, seed)
+
+    def sliced(self, layer: Layer) -> bool:
+        """Whether the layer can be given a slice of tokens behind others."""
+        return self._parts[layer.name].sliced
 
     def tensor_plan(self, layer: Layer) -> TensorPlan | None:
         """How the layer is split over tensor parts; None if it cannot be."""

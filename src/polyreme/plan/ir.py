@@ -128,8 +128,9 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     """A whole step. `order` holds each device's actions, in device order.
 
     `microbatches` is how many each data rank plays one after another (accumulation when there is
-    one stage); `bucket_bytes` the size at which gradient buckets close; `overlap` whether they
-    are reduced while backward runs.
+    one stage); `token_slices` how many tokens each slice of a microbatch has, where actions name
+    slices (unset: as even as can be); `bucket_bytes` the size at which gradient buckets close;
+    `overlap` whether they are reduced while backward runs.
     """
 
     stages: tuple[Stage, ...]
@@ -139,6 +140,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     global_batch: int
     seq_len: int
     precision: Precision
+    token_slices: tuple[int, ...] = ()
     bucket_bytes: int = BUCKET_BYTES
     overlap: bool = True
     estimate: Estimate | None = None

@@ -84,8 +84,8 @@ class Applied:
     DTensor where it is sharded; `buckets` holds the trainable ones that are not. `layers_of` gives
     the layers here that use a parameter, `names` are those of all trainable parameters of the
     model, wherever they are. `orders` holds the actions of each pipeline rank, `forms` the
-    forms of what each stage gives (none of the last). `loss` is set where
-    logits are split. With `fills` a data rank without samples must run fillers.
+    forms of what each stage gives, `slices` where those of tokens begin and end, if there are.
+    `loss` is set where logits are split. With `fills` a data rank without samples must run fillers.
     """
 
     stage: Stage
@@ -101,6 +101,7 @@ class Applied:
     frozen: dict[str, torch.Tensor]
     orders: tuple[tuple[Action, ...], ...]
     forms: tuple[tuple[Form, ...], ...]
+    slices: tuple[tuple[int, int], ...]
     traffic: Traffic
     dtype: torch.dtype
     device: torch.device

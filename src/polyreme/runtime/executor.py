@@ -20,6 +20,7 @@ from .applied import Applied, Unit
 from .buckets import Replicated
 from .halves import Halves
 from .passes import Microbatch, buffers_kept
+from .slices import Slices
 from .wires import Wires, given, taken
 
 
@@ -54,6 +55,7 @@ class Executor:
         self._halves: Halves | None = None
         if any(action.kind == "W" for action in self._own):
             self._halves = Halves(_whole_layers(applied))
+        self._slices = Slices(applied) if applied.slices else None
         self._finals: dict[tuple[int, ...], dict[int, _Final]] = {}
         self._passed: dict[_Key, _Passed] = {}
 
@@ -84,6 +86,8 @@ class Executor:
                 self._backward(action, finals.get(index, _NOTHING))
             self.recorded.append(action)
         self._wires.end()
+        if self._slices is not None:
+            self._slices.rest()
         applied.finish()
         return sums[0], sums[1]
 
@@ -95,6 +99,8 @@ class Executor:
         sums: torch.Tensor,
     ) -> None:
         stage, applied = action.stage, self.applied
+        if self._slices is not None:
+            microbatch = self._slices.begin(action, microbatch)
         message = taken(action, self._n_stages)
         came = [] if message is None else self._wires.take(message)
         inputs = [t.detach().requires_grad_(t.is_floating_point()) for t in came]
@@ -132,10 +138,11 @@ class Executor:
     def _whole(self, action: Action) -> None:
         """A backward pass, or its input half."""
         passed = self._passed.pop(_key(action))
+        more = ([], []) if self._slices is None else self._slices.end(action)
         message = taken(action, self._n_stages)
         if message is None:
-            outputs: list[Any] = list(passed.given)
-            gradients: list[Any] = [None]
+            outputs: list[Any] = [out for out in passed.given if out.requires_grad]
+            gradients: list[Any] = [None] * len(outputs)
         else:
             came = self._wires.take(message)
             pairs = [
@@ -144,6 +151,7 @@ class Executor:
                 if out.requires_grad
             ]
             outputs, gradients = [out for out, _ in pairs], [gradient for _, gradient in pairs]
+        outputs, gradients = [*outputs, *more[0]], [*gradients, *more[1]]
         if self._halves is not None:
             with self._halves.leaving(_key(action) if action.kind == "I" else None):
                 _autograd(outputs, gradients)

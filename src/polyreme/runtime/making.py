@@ -7,6 +7,7 @@ so that no more than one of them is whole at a time; their values do not depend 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import accumulate, pairwise
 from typing import Any
 
 import msgspec
@@ -18,6 +19,7 @@ from torch.distributed.tensor import DTensor
 
 from ..errors import ConfigError, Violation
 from ..graph.layer import LayerGraph
+from ..graph.tensor import token_interval
 from ..plan.grid import Grid, grid_of
 from ..plan.ir import Action, Leaf, Plan, accumulation_order
 from ..plan.ir import Stage as StagePlan
@@ -181,6 +183,7 @@ class _Maker:
             joint=Joint(joint_parts(ordered, where, self.places), self.traffic),
             frozen=self.frozen,
             orders=self._orders(),
+            slices=self._slices(),
             forms=tuple(self._forms(chunk) for chunk in self.stages),
             traffic=self.traffic,
             dtype=self.dtype,
@@ -203,6 +206,17 @@ class _Maker:
                 with self.world.record.inside("broadcast", n_ranks=len(pipes)):
                     dist.broadcast(local, source, group=self.places.shared[pipes])
         applied.copy_masters()
+
+    def _slices(self) -> tuple[tuple[int, int], ...]:
+        """Where slices of tokens begin and end; none where passes are over all tokens."""
+        n = 1 + max(action.token_slice for own in self.plan.order for action in own)
+        if n == 1:
+            return ()
+        n_tokens = self.graph.inputs["input_ids"].shape[0]
+        lengths = self.plan.token_slices
+        if not lengths:
+            return tuple(token_interval(n_tokens, n, at) for at in range(n))
+        return tuple(pairwise(accumulate((0, *lengths))))
 
     def _forms(self, chunk: Chunk) -> tuple[Form, ...]:
         """Of what a stage gives, as this tensor part holds it."""

@@ -133,6 +133,10 @@ class Stage(nn.Module):
             for number, chunk in chunks.items()
         }
 
+    def body(self, name: str) -> nn.Module:
+        """The body of a layer."""
+        return self.bodies[self.names.index(name)]
+
     @property
     def reads(self) -> bool:
         """Whether samples are read here: by a layer, or for the loss of the last stage."""

@@ -73,7 +73,7 @@ class Wires:
         self._places, self._traffic = applied.places, applied.traffic
         self._device, self._grid = applied.device, applied.grid
         self._pipe = applied.places.cell.pipe
-        self._forms = applied.forms
+        self._forms, self._slices = applied.forms, applied.slices
         self._sends: list[tuple[Any, torch.Tensor, int]] = []
         self._kept: dict[Message, tuple[torch.Tensor, ...]] = {}
         self._posted: dict[Message, list[tuple[Any, torch.Tensor]]] = {}
@@ -137,6 +137,9 @@ class Wires:
         # Gradients have the forms of what the stage that takes them has given.
         forms = self._forms[message.stage if message.kind == "F" else message.to]
         size = self._sizes[message.microbatch]
+        if self._slices:
+            start, stop = self._slices[message.token_slice]
+            forms = tuple((dtype, (stop - start, *shape[1:])) for dtype, shape in forms)
         buffers = [
             torch.empty((size, *shape), dtype=dtype, device=self._device) for dtype, shape in forms
         ]

@@ -5,6 +5,8 @@ Axes: B samples, T tokens, D hidden, V vocabulary.
 
 from __future__ import annotations
 
+import dataclasses
+import inspect
 import math
 from collections.abc import Callable
 from typing import Any
@@ -15,6 +17,7 @@ from torch import nn
 from ...errors import Violation
 from ...sample import SampleSpec
 from ..parts import Part
+from ..prefix import Prefix, argument
 from ..skeleton import Skeleton
 from .decoder_tensor import block_plan
 from .vocabulary import scores, table
@@ -70,7 +73,8 @@ class Rotary(nn.Module):
 class Block(nn.Module):
     """One decoder block on hidden [B, T, D].
 
-    `n_tokens` is the length of the sequence where hidden holds some of its tokens only.
+    `n_tokens` is the length of the sequence where hidden holds some of its tokens only. With a
+    `prefix` hidden is a slice of tokens behind those that it holds.
     """
 
     def __init__(
@@ -82,9 +86,13 @@ class Block(nn.Module):
         self.window = window
         self.attention = attention
         self.n_tokens: int | None = None
+        self.prefix: Prefix | None = None
+        self._cache = argument(inspect.signature(block.forward).parameters)
 
     def forward(self, hidden_BTD: torch.Tensor) -> torch.Tensor:
         """Attend to what came before, then transform."""
+        if self.prefix is not None:
+            return self._behind(hidden_BTD, self.prefix)
         like_BTD = hidden_BTD
         if self.n_tokens is not None:
             shape = (hidden_BTD.shape[0], self.n_tokens, hidden_BTD.shape[2])
@@ -95,6 +103,18 @@ class Block(nn.Module):
         else:
             tables = self.rotary(like_BTD)
             out = self.block(hidden_BTD, attention_mask=mask, position_embeddings=tables)
+        return out[0] if isinstance(out, tuple) else out
+
+    def _behind(self, hidden_BTD: torch.Tensor, prefix: Prefix) -> torch.Tensor:
+        start = prefix.start
+        shape = (hidden_BTD.shape[0], start + hidden_BTD.shape[1], hidden_BTD.shape[2])
+        like_BTD = hidden_BTD.new_empty(()).expand(shape)
+        mask = causal_mask(like_BTD, self.window, self.attention, whole=start > 0)
+        how: dict[str, Any] = {self._cache: prefix, "attention_mask": None if mask is None else mask[:, :, start:]}
+        if self.rotary is not None:
+            cos, sin = self.rotary(like_BTD)
+            how["position_embeddings"] = (cos[:, start:], sin[:, start:])
+        out = self.block(hidden_BTD, **how)
         return out[0] if isinstance(out, tuple) else out
 
 
@@ -116,14 +136,14 @@ class Head(nn.Module):
 
 
 def causal_mask(
-    hidden_BTD: torch.Tensor, window: int | None, attention: str
+    hidden_BTD: torch.Tensor, window: int | None, attention: str, *, whole: bool = False
 ) -> torch.Tensor | None:
-    """None where the fused attention's own causal path does, else a mask [1, 1, T, T].
+    """None where the fused attention's own causal path does (unless `whole`), or [1, 1, T, T].
 
     Boolean (true: seen) for the fused attention, additive otherwise.
     """
     n_tokens = hidden_BTD.shape[1]
-    if attention == "sdpa" and (window is None or window >= n_tokens):
+    if attention == "sdpa" and not whole and (window is None or window >= n_tokens):
         return None
     position = torch.arange(n_tokens, device=hidden_BTD.device)
     distance = position[:, None] - position[None, :]
@@ -202,7 +222,7 @@ def cut(skeleton: Skeleton, sample: SampleSpec) -> list[Part]:
             tensor=scores("lm_head", config.vocab_size, n_tokens),
         )
     )
-    return parts
+    return [dataclasses.replace(part, sliced=True) for part in parts]
 
 
 def _block(skeleton: Skeleton, index: int, layer_type: str | None) -> nn.Module:

@@ -5,6 +5,7 @@ Axes: B samples, T tokens, D hidden.
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from typing import Any
 
@@ -14,6 +15,7 @@ from torch import nn
 from ...errors import Violation
 from ...sample import SampleSpec
 from ..parts import Part
+from ..prefix import Prefix
 from ..skeleton import Skeleton
 from ..tensor import Cutting, Number, Read, Region, Run, TensorPlan
 from .decoder import Block, Head
@@ -31,10 +33,13 @@ class Embed(nn.Module):
         self.wte = wte
         self.wpe = wpe
         self.drop = drop
+        self.prefix: Prefix | None = None
 
     def forward(self, input_ids: torch.Tensor) -> torch.Tensor:
-        """Embed."""
-        positions = torch.arange(input_ids.shape[1], device=input_ids.device)[None]
+        """Embed; of a slice of tokens behind others, at their positions."""
+        start = 0 if self.prefix is None else self.prefix.start
+        end = start + input_ids.shape[1]
+        positions = torch.arange(start, end, device=input_ids.device)[None]
         return self.drop(self.wte(input_ids) + self.wpe(positions))
 
 
@@ -103,7 +108,7 @@ def cut(skeleton: Skeleton, sample: SampleSpec) -> list[Part]:
             tensor=scores("lm_head", config.vocab_size, n_tokens),
         )
     )
-    return parts
+    return [dataclasses.replace(part, sliced=True) for part in parts]
 
 
 def _block_plan(config: Any, inner: int, n_tokens: int) -> TensorPlan:
