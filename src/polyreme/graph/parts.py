@@ -31,8 +31,8 @@ class Part:
 
     `outputs` are names (their shapes are found by playing the part). `names` maps paths of the
     module's children to their paths in the whole model; "" stands for the module itself. Parts
-    of one `kind` have the same structure. `tensor` says how the layer is split over tensor parts, `sliced` that
-    it can be given a slice of tokens behind others (see `Prefix`).
+    of one `kind` have the same structure. `tensor` says how the layer is split over tensor parts,
+    `sliced` that it can be given a slice of tokens behind others (see `Prefix`).
     """
 
     name: str

@@ -111,6 +111,9 @@ class Driver:
             [group["lr"] for group in optimizer.param_groups] for optimizer in self.optimizers
         ]
         self.executor = Executor(applied)
+        if self.executor.stash is not None:
+            self.executor.stash.step = self._stash_step
+        self._rate_factor = 1.0
         self._counted = [p for p in self._trainable if applied.counts(p)]
         self._device_times = None if world.accelerator.on_host else DeviceTimes(world.accelerator)
         self.begin()
@@ -134,22 +137,24 @@ class Driver:
         backward pass; the exact weight corrects it afterwards. `rate_factor` multiplies the
         rule's rates. What `say` gives after the backward pass is told to all ranks.
         """
+        self._rate_factor = rate_factor
         profiled = nullcontext() if self._device_times is None else self._device_times.step()
         with profiled, buffers_kept(self.applied) as restore:
             loss_sum, weight = self.executor(microbatches, nominal_weight)
             agreed = self._agree(loss_sum, weight, say())
             reason, bad_ranks, norm = self._judge(agreed, nominal_weight)
-            if reason is None:
-                self._update(agreed, norm, nominal_weight, rate_factor)
-            else:
-                restore()
+            if self.executor.stash is None:
+                if reason is None:
+                    self._update(agreed, norm, nominal_weight, rate_factor)
+                else:
+                    restore()
         self._forget()
         step_s = time.perf_counter() - self._mark_s
         blocked_s = self.applied.traffic.blocked_s - self._mark_blocked_s
         self.begin()
         return StepResult(
             loss=agreed.loss_sum / agreed.weight if reason is None else None,
-            grad_norm=norm if reason is None else None,
+            grad_norm=norm if reason is None and self.executor.stash is None else None,
             weight=agreed.weight,
             reason=reason,
             bad_ranks=bad_ranks,
@@ -166,7 +171,8 @@ class Driver:
     def _agree(self, loss_sum: torch.Tensor, weight: torch.Tensor, say: Said) -> _Agreed:
         """The end-of-step all-reduce: everything that all ranks must know, in one vector."""
         world, trainable = self._world, self._trainable
-        squares = _square_sum(self._counted_grads(), world.device)
+        counted = [] if self.executor.stash is not None else self._counted_grads()
+        squares = _square_sum(counted, world.device)
         blocked_s = self.applied.traffic.blocked_s - self._mark_blocked_s
         own = _Own(
             stop=say.stop,
@@ -233,11 +239,18 @@ class Driver:
             self._scale(clip)
         else:
             self._scale(coefficient * clip)
+        self._step(rate_factor)
+        self.applied.copy_masters()
+
+    def _step(self, rate_factor: float) -> None:
         for optimizer, rates in zip(self.optimizers, self._rates, strict=True):
             for group, rate in zip(optimizer.param_groups, rates, strict=True):
                 group["lr"] = rate * rate_factor
             optimizer.step()
-        self.applied.copy_masters()
+
+    def _stash_step(self) -> None:
+        """An update in the middle of a step."""
+        self._step(self._rate_factor)
 
     def _scale(self, factor: float) -> None:
         if factor != 1.0:

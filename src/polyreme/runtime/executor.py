@@ -21,6 +21,7 @@ from .buckets import Replicated
 from .halves import Halves
 from .passes import Microbatch, buffers_kept
 from .slices import Slices
+from .stash import Stash
 from .wires import Wires, given, taken
 
 
@@ -49,7 +50,9 @@ class Executor:
     def __init__(self, applied: Applied) -> None:
         self.applied = applied
         self.recorded: list[Action] = []
-        self._orders = [tuple(a for a in actions if a.kind != "U") for actions in applied.orders]
+        self.stash = Stash(applied) if _stashes(applied.orders) else None
+        kept = "FBIWU" if self.stash is not None else "FBIW"  # else the driver updates at the end
+        self._orders = [tuple(a for a in actions if a.kind in kept) for actions in applied.orders]
         self._wires = Wires(applied)
         self._n_stages = len(applied.grid.holders)
         self._halves: Halves | None = None
@@ -75,12 +78,17 @@ class Executor:
         self._wires.begin(self._orders, {n: m.n_rows for n, m in microbatches.items()})
         sums = torch.zeros(2, dtype=torch.float64, device=applied.device)
         actions = [action for action in self._own if action.microbatch in microbatches]
+        if self.stash is not None:
+            self.stash.begin(len(microbatches))
         finals = self._final_of(actions)
         self.recorded = []
         for index, action in enumerate(actions):
             if index + 1 < len(actions):
                 self._ask(actions[index + 1])
-            if action.kind == "F":
+            if action.kind == "U":
+                assert self.stash is not None, "all other updates are the driver's"
+                self.stash.update(action)
+            elif action.kind == "F":
                 self._forward(action, microbatches[action.microbatch], nominal_weight, sums)
             else:
                 self._backward(action, finals.get(index, _NOTHING))
@@ -88,7 +96,10 @@ class Executor:
         self._wires.end()
         if self._slices is not None:
             self._slices.rest()
-        applied.finish()
+        if self.stash is not None:
+            self.stash.rest()
+        else:
+            applied.finish()
         return sums[0], sums[1]
 
     def _forward(
@@ -101,6 +112,8 @@ class Executor:
         stage, applied = action.stage, self.applied
         if self._slices is not None:
             microbatch = self._slices.begin(action, microbatch)
+        if self.stash is not None:
+            self.stash.forward(action)
         message = taken(action, self._n_stages)
         came = [] if message is None else self._wires.take(message)
         inputs = [t.detach().requires_grad_(t.is_floating_point()) for t in came]
@@ -182,7 +195,7 @@ class Executor:
     def _find_finals(self, actions: Sequence[Action]) -> dict[int, _Final]:
         chunks = self.applied.stage.chunks
         stage_of = {name: stage for stage, chunk in chunks.items() for name in chunk.layers}
-        last = {a.stage: index for index, a in enumerate(actions) if a.kind != "F"}
+        last = {a.stage: index for index, a in enumerate(actions) if a.kind in "BIW"}
         last_unit = {a.stage: index for index, a in enumerate(actions) if a.kind in "BI"}
         found: dict[int, tuple[list[Replicated], list[Unit]]] = {}
         layers = self.applied.layers_of
@@ -206,6 +219,11 @@ def _autograd(outputs: list[Any], gradients: list[Any]) -> None:
 
 
 _NOTHING = _Final(parameters=(), units=())
+
+
+def _stashes(orders: Sequence[Sequence[Action]]) -> bool:
+    """Whether updates come between the passes of a step."""
+    return any(action.weight_version for actions in orders for action in actions)
 
 
 def _key(action: Action) -> _Key:

@@ -110,7 +110,8 @@ class Block(nn.Module):
         shape = (hidden_BTD.shape[0], start + hidden_BTD.shape[1], hidden_BTD.shape[2])
         like_BTD = hidden_BTD.new_empty(()).expand(shape)
         mask = causal_mask(like_BTD, self.window, self.attention, whole=start > 0)
-        how: dict[str, Any] = {self._cache: prefix, "attention_mask": None if mask is None else mask[:, :, start:]}
+        mask = None if mask is None else mask[:, :, start:]
+        how: dict[str, Any] = {self._cache: prefix, "attention_mask": mask}
         if self.rotary is not None:
             cos, sin = self.rotary(like_BTD)
             how["position_embeddings"] = (cos[:, start:], sin[:, start:])
