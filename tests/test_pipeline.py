@@ -190,7 +190,7 @@ def forget_the_other_holder(world, put, job):
     """The last stage updates its copy of a tied weight by its own gradient alone."""
     from polyreme.runtime.joint import Joint
 
-    put(Joint, "__call__", lambda self: None)
+    put(Joint, "__call__", lambda _: None)
 
 
 PIPE = Case(plan={"pp": 2, "order": "gpipe", "microbatches": 3}, global_batch=6, clip_norm=0.1)

@@ -87,6 +87,13 @@ class Grid(msgspec.Struct, frozen=True, kw_only=True):
         cell = self.cell(device)
         return cell.replica * self.shard + cell.shard
 
+    def of_replica(self, replica: int) -> Grid:
+        """The grid of one replica."""
+        n = self.shard * self.tp
+        rows = tuple(row[replica * n : (replica + 1) * n] for row in self.pipes)
+        degrees = Degrees(shard=self.shard, tp=self.tp)
+        return Grid(degrees=degrees, pipes=rows, holders=self.holders)
+
     def stages_of(self, pipe: int) -> tuple[int, ...]:
         """Stages that a pipeline rank holds, in any of their copies."""
         return tuple(stage for stage, pipes in enumerate(self.holders) if pipe in pipes)

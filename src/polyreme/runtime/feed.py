@@ -64,6 +64,10 @@ class Feed:
         n = self._seat.n_workers
         return sum(len(self._order.local(step, worker, n)) for worker in range(n))
 
+    def n_own(self, step: int) -> int:
+        """Samples of the step of this seat's worker."""
+        return len(self._order.local(step, self._seat.worker, self._seat.n_workers))
+
     def sample_ids(self, step: int) -> tuple[int, ...]:
         """Sample numbers of the step, worker by worker."""
         n = self._seat.n_workers

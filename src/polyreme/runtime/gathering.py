@@ -30,17 +30,16 @@ class Form(msgspec.Struct, frozen=True, kw_only=True):
 def forms(tensors: Mapping[str, Parted], applied: Applied, world: World) -> dict[str, Form]:
     """Forms of all tensors of the model, in one order on all processes; all call it together."""
     places = applied.places
-    speaks = places.data_rank == 0 and places.cell.tp == 0
+    speaks = places.data_rank == 0 and places.cell.tp == 0 and places.team[0] == 0
     ours = [
         (name, each.shape, str(each.tensor.dtype).removeprefix("torch."))
         for name, each in tensors.items()
         if speaks and each.holders[-1][0] == places.cell.pipe
     ]
-    said = world.gather(ours)
+    said = world.gather((places.cell.pipe, ours))
     found: dict[str, Form] = {}
-    for pipe in range(applied.grid.pp):
-        rank = places.ranks[pipe * applied.grid.degrees.n_devices]
-        for name, shape, dtype in said[rank]:
+    for rank in sorted(range(len(said)), key=lambda rank: said[rank][0]):
+        for name, shape, dtype in said[rank][1]:
             found[name] = Form(shape=tuple(shape), dtype=dtype, rank=rank)
     return found
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping
+from dataclasses import replace
 
 import torch
 import torch.distributed as dist
@@ -15,12 +16,13 @@ from .driver import Said
 from .mesh import World
 from .player import Player
 from .route import Came
+from .saver import together
 from .timing import step_times
 from .workers import Team, TeamState
 
 
 class General:
-    """Any algorithm, one process a worker.
+    """Any algorithm, one replica a worker: each of its processes plays the program on its part.
 
     Workers tell each other their wishes and the state of their checkpoints as they agree on
     losses, once a round.
@@ -29,15 +31,21 @@ class General:
     def __init__(
         self, team: Team, applied: Applied, world: World, *, say: Callable[[], Said]
     ) -> None:
-        self._team, self._world, self._say = team, world, say
+        places = applied.places
+        rank, n = places.team
+        self._team, self._say, self._traffic = team, say, applied.traffic
+        self._places, self._accelerator = places, world.accelerator
+        self._process = world.rank
+        self._world = replace(world, rank=rank, n_ranks=n, group=places.peers)
         self._records: list[Record] = []
-        rank = world.rank
         self._player = Player(
             algorithm=team.algorithm,
             me=team.workers[rank],
             state=team.begun()[rank],
             gradients=lambda params, batch: team.gradients(rank, params, batch),
-            world=world,
+            world=self._world,
+            ranks=places.peer_ranks,
+            over_replica=None if places.replica is None else self._over_replica,
             on_record=self._records.append,
             say=self._told,
         )
@@ -86,20 +94,37 @@ class General:
         if world.group is None:
             yield tensor
             return
-        for rank in range(world.n_ranks):
+        for rank, process in enumerate(self._places.peer_ranks):
             other = tensor.clone() if rank == world.rank else torch.empty_like(tensor)
             with world.record.inside("broadcast model", other, world.n_ranks, settles=False):
-                dist.broadcast(other, rank, group=world.group)
+                dist.broadcast(other, process, group=world.group)
             yield other
+
+    def _over_replica(self, partial: torch.Tensor, per_tensor: bool) -> torch.Tensor:
+        """The sum over the processes of this replica, or those that have parts of the tensors."""
+        group = self._places.inner if per_tensor else self._places.replica
+        total = partial.to(self._world.device, copy=True)
+        if group is not None:
+            self._traffic.all_reduce(total, group, alike=False)
+        return total.to(partial.device)
 
     def _told(self) -> tuple[float, ...]:
         said = self._say()
-        return (
+        own = (
             float(said.stop),
             float(said.save),
             self._player.compute_s - self._computed_s,
-            float(self._world.accelerator.peak_bytes()),
+            float(self._accelerator.peak_bytes()),
         )
+        group = self._places.replica
+        if group is None:
+            return own
+        ranks = self._places.ranks
+        rows = torch.zeros(len(ranks), len(own), dtype=torch.float64, device=self._world.device)
+        rows[ranks.index(self._process)] = torch.tensor(own, dtype=torch.float64)
+        told = self._traffic.sums(rows.flatten(), group)
+        stops, saves, computed, peaks = (told[at :: len(own)] for at in range(len(own)))
+        return max(stops), float(together(saves)), sum(computed) / len(ranks), max(peaks)
 
     def _came(self, sent_bytes: int) -> list[Came]:
         """What the round's steps came to, each with an equal part of its time."""

@@ -10,13 +10,13 @@ from typing import Any
 import torch
 
 from ..algo.effects import Computed
-from ..algo.vector import Layout
 from ..data.prefetch import Prefetcher
 from .applied import Applied
 from .batched import Batched
 from .executor import Executor
 from .feed import Feed
 from .passes import Microbatch, seed_of, set_seed
+from .replica import Replica
 
 Read = list[dict[str, torch.Tensor] | None]
 _NO_END = 2**62
@@ -34,38 +34,37 @@ class _Asked:
 class Gradients:
     """Mean gradients as flat vectors, of the workers that `feeds` has.
 
-    The stage is that of one device which exchanges nothing. Each worker has buffers (batch norm)
+    A worker is a replica, on however many processes; they exchange nothing with others. The vector
+    of a process holds the parameters that it counts (see `Applied.counts_in_replica`), so that all
+    vectors of a replica together hold each entry once. Each worker has buffers (batch norm)
     of its own; those of a batch that is not finite stay as they were. `reads` is what a worker's
     last batch was made of, by its number; `bad` the last that was not finite. `maps` says whether
     those of several workers are computed in one pass.
     """
 
     def __init__(self, applied: Applied, feeds: Mapping[int, Feed], *, seed: int) -> None:
-        assert not applied.units, "a worker holds its parameters whole"
         self.applied, self.feeds = applied, feeds
         self._executor = Executor(applied)
         self._seed = seed
-        self._parameters = applied.buckets.parameters
-        self.layout = Layout.of({p.name: tuple(p.master.shape) for p in self._parameters})
-        self._masters = [parameter.master.detach() for parameter in self._parameters]
+        self._replica = Replica(applied)
+        self.layout = self._replica.layout
         self.buffers = {
             worker: [slot.tensor.clone() for slot in applied.buffers] for worker in feeds
         }
         self.reads: dict[int, tuple[int, Read]] = {}
         self.bad: dict[int, tuple[int, Read]] = {}
         self._ahead: dict[int, tuple[int, Prefetcher[Read]]] = {}
-        self._device = self._masters[0].device
+        self._device = applied.device
         self._batched: Batched | None = None
         self.maps = self._device.type != "cpu"
 
     def start(self) -> torch.Tensor:
         """The parameters as they are, as a new vector."""
-        return self.layout.flat({p.name: p.master.detach() for p in self._parameters})
+        return self._replica.start()
 
     def put(self, params: torch.Tensor) -> None:
         """Give the model these parameters."""
-        torch._foreach_copy_(self._masters, list(self.layout.views(params).values()))
-        self.applied.copy_masters()
+        self._replica.put(params)
 
     def put_buffers(self, buffers: Sequence[torch.Tensor]) -> None:
         """Give the model these buffers."""
@@ -78,17 +77,21 @@ class Gradients:
         feed = self.feeds[rank]
         read = self._next(rank, batch)
         self.reads[rank] = batch, read
-        microbatches = feed.to_device(read, with_fillers=False)
-        n_samples = sum(microbatch.n_samples for microbatch in microbatches.values())
+        microbatches = feed.to_device(read, with_fillers=self.applied.fills)
+        n_samples = feed.n_own(batch)
         self.put(params)
         with self._buffers_of(rank) as keep:
-            set_seed(self._device, seed_of(self._seed, batch, rank))
+            set_seed(self._device, seed_of(self._seed, batch, self._seed_rank(rank)))
             nominal = float(max(1, n_samples * feed.labels_per_sample))
             loss_sum, counted = self._executor(microbatches, nominal)
-            weight = float(counted)
-            found = self._vector(nominal / weight if weight else 0.0)
-            loss = float(loss_sum) / weight if weight else 0.0
-            computed = Computed(gradient=found, loss=loss, weight=weight, n_samples=n_samples)
+            total, weight, finite = self._replica.agree(loss_sum, counted)
+            computed = Computed(
+                gradient=self._replica.gradient(nominal / weight if weight else 0.0),
+                loss=total / weight if weight else 0.0,
+                weight=weight,
+                n_samples=n_samples,
+                known_finite=finite,
+            )
             if not computed.is_finite:
                 self.bad[rank] = batch, read
             elif microbatches:
@@ -168,18 +171,10 @@ class Gradients:
         self._ahead[worker] = batch + 1, ahead
         return next(ahead)
 
-    def _vector(self, factor: float) -> torch.Tensor:
-        """All gradients times a factor; those of parameters that nothing used are zero."""
-        parts = [
-            parameter.grad.reshape(-1)
-            if parameter.used
-            else torch.zeros_like(parameter.master.detach()).reshape(-1)
-            for parameter in self._parameters
-        ]
-        for parameter in self._parameters:
-            parameter.used = False
-            parameter.master.grad = None
-        return torch.cat(parts).mul_(factor)
+    def _seed_rank(self, worker: int) -> int:
+        """Of whose random numbers these are: tensor parts of one shard have the same."""
+        cell, grid = self.applied.places.cell, self.applied.grid
+        return worker + self.applied.places.team[1] * (cell.shard + grid.shard * cell.pipe)
 
     @contextmanager
     def _buffers_of(self, worker: int) -> Iterator[Callable[[], object]]:

@@ -70,12 +70,14 @@ class _Run:
         settings, plan = job.train, job.plan
         grid = grid_for(plan)
         is_plain = job.algorithm.is_plain and not job.general
+        all_here = make_route is not None and not is_plain
         self.applied = apply(
             job.graph,
-            plan if is_plain else alone(plan),
-            world if is_plain else world.apart(),
+            alone(plan) if all_here else plan,
+            world.apart() if all_here else world,
             seed=settings.seed,
             compile_layers=settings.compile,
+            apart=not is_plain and not all_here,
         )
         self.order = arrange(
             job.source,
@@ -92,8 +94,7 @@ class _Run:
             self.n_steps = self.order.n_steps(settings.epochs)
         self.route: Route
         if is_plain:
-            cell = self.applied.places.cell
-            self.feed = self._feed(cell.replica, grid.replica, cell.shard, grid.shard)
+            self.feed = self._feed(self.applied.places.cell.replica, grid.replica)
             self.route = Native(
                 job,
                 self.applied,
@@ -106,9 +107,9 @@ class _Run:
         else:
             assert on_gradients is None, "workers have gradients of their own"
             n = grid.replica
-            here = range(n) if make_route else (world.rank,)
-            feeds = {rank: self._feed(rank, n) for rank in here}
-            self.feed = feeds[world.rank]
+            which = self.applied.places.team[0]
+            feeds = {each: self._feed(each, n) for each in (range(n) if all_here else (which,))}
+            self.feed = feeds[which]
             team = Team(job, self.applied, feeds, self.order, n, self.n_steps)
             self.route = (make_route or General)(team, self.applied, world, say=self._said)
         self.state = self.route.state
@@ -128,13 +129,18 @@ class _Run:
         self._left_out: tuple[int, ...] = ()  # those that step on their own and last could not
         self.peak_bytes = 0
 
-    def _feed(self, worker: int, n_workers: int, part: int = 0, n_parts: int = 1) -> Feed:
-        job = self.job
+    def _feed(self, worker: int, n_workers: int) -> Feed:
+        job, places = self.job, self.applied.places
         return Feed(
             source=job.source,
             order=self.order,
             graph=job.graph,
-            seat=Seat(worker=worker, n_workers=n_workers, part=part, n_parts=n_parts),
+            seat=Seat(
+                worker=worker,
+                n_workers=n_workers,
+                part=places.cell.shard,
+                n_parts=places.grid.shard,
+            ),
             device=self.world.device,
             n_microbatches=job.plan.microbatches,
             reads=self.applied.stage.reads,

@@ -49,18 +49,7 @@ def grid_for(plan: Plan) -> Grid:
 
 
 def alone(plan: Plan) -> Plan:
-    """The same on one device: what a worker computes of an algorithm whose workers are replicas.
-
-    Raises ConfigError where replicas are split: a worker's parameters are one vector.
-    """
-    grid = grid_for(plan)
-    for axis, degree in (("shard", grid.shard), ("tp", grid.tp), ("pp", grid.pp)):
-        if degree > 1:
-            rule = "splits replicas, and this algorithm takes a replica's parameters as one vector"
-            legal = "1 (or plain training: every step, mean, dense)"
-            raise ConfigError(
-                [Violation(path=f"parallel.{axis}", value=degree, rule=rule, legal=legal)]
-            )
+    """The same on one device: what one process computes that plays all workers."""
     layers = {
         name: msgspec.structs.replace(layer, split=Leaf(0), level="none")
         for name, layer in plan.layer_plans.items()
@@ -77,23 +66,34 @@ def apply(
     *,
     seed: int = 0,
     compile_layers: bool = False,
+    apart: bool = False,
 ) -> Applied:
-    """Make the plan's stages on this process. All processes call it together."""
-    return _Maker(graph, plan, world, seed, compile_layers).make()
+    """Make the plan's stages on this process. All processes call it together.
+
+    With `apart` replicas have nothing to do with each other.
+    """
+    return _Maker(graph, plan, world, seed, compile_layers, apart).make()
 
 
 class _Maker:
     """What the making of stages gathers on its way."""
 
     def __init__(
-        self, graph: LayerGraph, plan: Plan, world: World, seed: int, compile_layers: bool
+        self,
+        graph: LayerGraph,
+        plan: Plan,
+        world: World,
+        seed: int,
+        compile_layers: bool,
+        apart: bool,
     ) -> None:
         self.graph, self.plan, self.world = graph, plan, world
         self.seed, self.compile_layers = seed, compile_layers
         grid = grid_for(plan)
         self.holders = pipeline.holders(graph, plan, grid)
         shared = {pipes for pipes in self.holders.values() if len(pipes) > 1}
-        self.places = take_places(world, grid, shared)
+        self.places = take_places(world, grid, shared, apart=apart)
+        grid = self.places.grid
         world.record.lies(self.places.cell.pipe)
         self.dtype = _DTYPES[plan.precision]
         self.traffic = Traffic(world.record)
@@ -242,9 +242,7 @@ class _Maker:
 
     def _orders(self) -> tuple[tuple[Action, ...], ...]:
         """Actions of each pipeline rank, of its device at this process's place."""
-        grid, ascending = self.places.grid, sorted(self.places.grid.devices)
-        ranks = [self.places.rank_at(pipe=pipe) for pipe in range(grid.pp)]
-        assert len(self.plan.order) == len(ascending), "an order for each device"
+        ranks = [self.places.rank_at(pipe=pipe) for pipe in range(self.places.grid.pp)]
         return tuple(self.plan.order[rank] for rank in ranks)
 
     def _names(self, ours: Sequence[Trainable]) -> tuple[str, ...]:

@@ -17,9 +17,12 @@ _LINKS = "exchange/topology/"  # state of links to others, who are others now
 _NUMBERS = {bool: torch.bool, int: torch.int64, float: torch.float64}
 
 
-def named(state: Mapping[str, Any], rank: int) -> dict[str, torch.Tensor]:
-    """All tensors and numbers of a worker's state; numbers as tensors without dimension."""
-    return {f"{PREFIX}{rank}/{path}": _tensor(leaf) for path, leaf in _leaves(state)}
+def named(state: Mapping[str, Any], rank: int, part: str = "") -> dict[str, torch.Tensor]:
+    """All tensors and numbers of a worker's state; numbers as tensors without dimension.
+
+    `part` sets the processes of one worker apart.
+    """
+    return {f"{PREFIX}{rank}/{part}{path}": _tensor(leaf) for path, leaf in _leaves(state)}
 
 
 def n_workers(index: Index) -> int:
@@ -28,16 +31,16 @@ def n_workers(index: Index) -> int:
     return 1 + max((int(match[1]) for match in found if match), default=-1)
 
 
-def read(reader: Reader, template: Mapping[str, Any], rank: int) -> Any:
+def read(reader: Reader, template: Mapping[str, Any], rank: int, part: str = "") -> Any:
     """A worker's state as it was; `template` says of which form."""
 
     def one(path: str, leaf: Any) -> Any:
-        return _as(leaf, _read(reader, f"{PREFIX}{rank}/{path}", leaf))
+        return _as(leaf, _read(reader, f"{PREFIX}{rank}/{part}{path}", leaf))
 
     return _rebuilt(template, one)
 
 
-def shared(reader: Reader, index: Index, template: Mapping[str, Any]) -> Any:
+def shared(reader: Reader, index: Index, template: Mapping[str, Any], part: str = "") -> Any:
     """The state of any worker where their number has changed: the mean of what all had.
 
     What has another shape for another number of workers, and what belongs to links between
@@ -49,7 +52,7 @@ def shared(reader: Reader, index: Index, template: Mapping[str, Any]) -> Any:
         return template
 
     def one(path: str, leaf: Any) -> Any:
-        names = [f"{PREFIX}{rank}/{path}" for rank in range(n)]
+        names = [f"{PREFIX}{rank}/{part}{path}" for rank in range(n)]
         shape = tuple(_tensor(leaf).shape)
         alike = all(name in index.tensors and index.tensors[name].shape == shape for name in names)
         if path.startswith(_LINKS) or not alike:
@@ -63,11 +66,11 @@ def shared(reader: Reader, index: Index, template: Mapping[str, Any]) -> Any:
     return _rebuilt(template, one)
 
 
-def unlike(index: Index, template: Mapping[str, Any], rank: int) -> Iterator[str]:
+def unlike(index: Index, template: Mapping[str, Any], rank: int, part: str = "") -> Iterator[str]:
     """Why a worker's state of this form cannot be read from there."""
-    here = named(template, rank)
+    here = named(template, rank, part)
     for name in index.tensors:
-        if name.startswith(f"{PREFIX}{rank}/") and name not in here:
+        if name.startswith(f"{PREFIX}{rank}/{part}") and name not in here:
             yield f"{name} is unknown here"
     for name, tensor in here.items():
         stored = index.tensors.get(name)
@@ -77,11 +80,11 @@ def unlike(index: Index, template: Mapping[str, Any], rank: int) -> Iterator[str
             yield f"{name} is {list(stored.shape)} there and {list(tensor.shape)} here"
 
 
-def unlike_any(index: Index, template: Mapping[str, Any]) -> Iterator[str]:
+def unlike_any(index: Index, template: Mapping[str, Any], part: str = "") -> Iterator[str]:
     """The same where there were more or fewer workers, whose links are not compared."""
-    start = f"{PREFIX}0/"
+    start = f"{PREFIX}0/{part}"
     there = {name for name in index.tensors if name.startswith(start)}
-    here = set(named(template, 0))
+    here = set(named(template, 0, part))
     for name in sorted(there ^ here):
         if not name.startswith(start + _LINKS):
             yield f"{name} is {'unknown here' if name in there else 'not in it'}"

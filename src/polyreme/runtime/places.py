@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
@@ -26,6 +27,9 @@ class Places:
     `copies` by n the n neighbouring tensor parts that it is among, `shared` the holders of layers
     that lie on several pipeline ranks, by these. Messages to later pipeline ranks go over `up`,
     to earlier ones over `down`.
+
+    Where replicas work apart, `grid` is of one of them, number `team[0]` of `team[1]`; `peers`
+    are the processes at the same place of each, of these ranks.
     """
 
     grid: Grid
@@ -40,6 +44,9 @@ class Places:
     shared: Mapping[tuple[int, ...], Group] = field(default_factory=dict)
     up: Group = None
     down: Group = None
+    peers: Group = None
+    peer_ranks: tuple[int, ...] = (0,)
+    team: tuple[int, int] = (0, 1)
 
     @property
     def data_rank(self) -> int:
@@ -54,6 +61,12 @@ class Places:
     def rank_at(self, *, pipe: int) -> int:
         """The process at this place of another pipeline rank."""
         return self.ranks[pipe * self.grid.degrees.n_devices + self._place]
+
+    def rank(self, *, pipe: int, shard: int, tp: int) -> int:
+        """The process at a place of this replica."""
+        grid = self.grid
+        data = self.cell.replica * grid.shard + shard
+        return self.ranks[pipe * grid.degrees.n_devices + data * grid.tp + tp]
 
     def agree(self, values: Sequence[int]) -> bool:
         """Whether processes of one pipeline rank have the same, given by rank (or nothing)."""
@@ -71,10 +84,13 @@ def cell_of(grid: Grid, rank: int) -> Cell:
     return grid.cell(sorted(grid.devices)[rank])
 
 
-def take_places(world: World, grid: Grid, shared: Iterable[tuple[int, ...]] = ()) -> Places:
+def take_places(
+    world: World, grid: Grid, shared: Iterable[tuple[int, ...]] = (), *, apart: bool = False
+) -> Places:
     """Make the groups; all processes call it together.
 
-    `shared` are the sets of pipeline ranks that hold the same layers.
+    `shared` are the sets of pipeline ranks that hold the same layers. With `apart` each replica
+    is a team of its own.
     """
     assert len(grid.devices) == world.n_ranks, "one process per device of the plan"
     ascending = sorted(grid.devices)
@@ -83,6 +99,8 @@ def take_places(world: World, grid: Grid, shared: Iterable[tuple[int, ...]] = ()
     if world.group is None:
         return Places(grid=grid, cell=cell, ranks=ranks)
     cube = torch.tensor(ranks).reshape(grid.pp, grid.replica, grid.shard, grid.tp)
+    if apart:
+        return _team(cube, grid, cell, shared, world)
     mesh = _mesh(cube, grid.degrees, world)
     if grid.pp == grid.tp == 1:
         shards = None if mesh is None else mesh.get_group("shard")
@@ -108,6 +126,31 @@ def take_places(world: World, grid: Grid, shared: Iterable[tuple[int, ...]] = ()
         shared={pipes: _mine(cube[list(pipes)], (0,), world) for pipes in sorted(set(shared))},
         up=dist.new_group() if grid.pp > 1 else None,
         down=dist.new_group() if grid.pp > 1 else None,
+    )
+
+
+def _team(
+    cube: torch.Tensor, grid: Grid, cell: Cell, shared: Iterable[tuple[int, ...]], world: World
+) -> Places:
+    """Places in one of several replicas."""
+    alone = grid.degrees.n_devices * grid.pp == grid.replica
+    mesh = _mesh(cube, grid.degrees, world)
+    return Places(
+        grid=grid.of_replica(cell.replica),
+        cell=msgspec.structs.replace(cell, replica=0),
+        ranks=tuple(cube[:, cell.replica].flatten().tolist()),
+        data=_mine(cube, (2,), world),
+        tp=_mine(cube, (3,), world),
+        inner=_mine(cube, (2, 3), world),
+        replica=_mine(cube, (0, 2, 3), world),
+        mesh=mesh["shard"] if mesh is not None and mesh.ndim == 2 else mesh,
+        copies={n: _copies(cube, n, world) for n in _between(grid.tp)},
+        shared={pipes: _mine(cube[list(pipes)], (0,), world) for pipes in sorted(set(shared))},
+        up=dist.new_group() if grid.pp > 1 else None,
+        down=dist.new_group() if grid.pp > 1 else None,
+        peers=world.group if alone else _mine(cube, (1,), world),
+        peer_ranks=tuple(cube[cell.pipe, :, cell.shard, cell.tp].tolist()),
+        team=(cell.replica, grid.replica),
     )
 
 

@@ -52,6 +52,9 @@ class Player:
 
     `state` is what it has between rounds, `ledger` what it sent. With what workers agree on goes
     what `say` gives, as many numbers on all of them; `heard` is the last that each said.
+    `world` is of the workers; `ranks` are their processes (unset: worker and rank are the same).
+    Where a worker has several, each plays the program on its part, and `over_replica` sums over
+    them what is asked for, or over those that hold parts of the same tensors.
     `compute_s` and `blocked_s` add up the seconds of gradients and of waiting for others.
     """
 
@@ -60,6 +63,8 @@ class Player:
     state: dict[str, Any]
     gradients: Gradients
     world: World
+    ranks: Sequence[int] = ()
+    over_replica: Callable[[torch.Tensor, bool], torch.Tensor] | None = None
     on_record: Callable[[Record], None] | None = None
     say: Callable[[], Sequence[float]] = tuple
     ledger: Ledger = field(default_factory=Ledger)
@@ -90,7 +95,9 @@ class Player:
             case Compute():
                 return self._compute(effect)
             case SumShards():
-                return effect.partial
+                if self.over_replica is None:
+                    return effect.partial
+                return self.over_replica(effect.partial, effect.per_tensor)
             case Agree():
                 return self._agree(effect)
             case Combine():
@@ -184,8 +191,9 @@ class Player:
         for part in parts:
             if part.numel():
                 moved = part.to(self.world.device)
-                work = dist.isend(moved, effect.to, group=self.world.group)
-                self._sending.append((work, effect.to, moved))
+                to = self.ranks[effect.to] if self.ranks else effect.to
+                work = dist.isend(moved, to, group=self.world.group)
+                self._sending.append((work, to, moved))
 
     def _receive(self, effect: Recv) -> Received:
         assert effect.source != ANY, "a group does not receive from whoever comes first"
@@ -199,6 +207,7 @@ class Player:
     def _take(self, into: torch.Tensor, source: int) -> torch.Tensor:
         if into.numel():
             into = into.to(self.world.device)
+            source = self.ranks[source] if self.ranks else source
             with self.world.record.message("recv", source, into.nbytes), self._blocked():
                 dist.recv(into, source, group=self.world.group)
                 into = into.cpu()

@@ -46,6 +46,14 @@ class Stage(enum.IntEnum):
     FAILED = 4
 
 
+def together(stages: Sequence[float]) -> Stage:
+    """How far processes are that speak with one voice: all as far as the last, or failed."""
+    found = [Stage(int(stage)) for stage in stages]
+    if Stage.FAILED in found:
+        return Stage.FAILED
+    return Stage.COMPLETE if Stage.COMPLETE in found else min(found)
+
+
 class Saving(Protocol):
     """What the loop asks of whoever keeps its checkpoints; all ranks call each method together."""
 

@@ -54,6 +54,7 @@ class Team:
         self.algorithm, self._order, self._n_steps = job.algorithm, order, n_steps
         self._feed = next(iter(feeds.values()))
         self.gradients = Gradients(applied, feeds, seed=job.train.seed)
+        self.part = _part(applied)
         self.workers = {rank: self._worker(rank) for rank in feeds}
 
     def begun(self) -> dict[int, WorkerState]:
@@ -94,11 +95,12 @@ class Team:
         """States as they were, or the mean of all where there were more or fewer workers."""
         if own.n_workers(index) == self.n:
             kept = self.kept(workers)
-            found = {rank: own.read(reader, state, rank) for rank, state in kept.items()}
+            found = {r: own.read(reader, state, r, self.part) for r, state in kept.items()}
             for rank, state in found.items():
                 self.gradients.buffers[rank] = list(state.pop("buffers").values())
         else:
-            found = {rank: own.shared(reader, index, state) for rank, state in self.begun().items()}
+            begun = self.begun().items()
+            found = {rank: own.shared(reader, index, state, self.part) for rank, state in begun}
             for rank in found:  # what is in the stage is the mean already
                 live = [slot.tensor for slot in self.gradients.applied.buffers]
                 self.gradients.buffers[rank] = [tensor.clone() for tensor in live]
@@ -167,7 +169,7 @@ class TeamState(State):
     def __init__(self, team: Team, workers: Workers, applied: Applied, world: World) -> None:
         super().__init__(applied, (), world)
         self._team, self._workers = team, workers
-        self.team = (world.rank, world.n_ranks)
+        self.team = applied.places.team
 
     def tensors(self) -> dict[str, torch.Tensor]:
         """The mean model by name; all ranks call it together."""
@@ -177,16 +179,17 @@ class TeamState(State):
     def own(self) -> dict[str, torch.Tensor]:
         """This process's workers' own state by name."""
         kept = self._team.kept(self._workers)
-        return {k: v for rank, state in kept.items() for k, v in own.named(state, rank).items()}
+        part = self._team.part
+        return {k: v for r, state in kept.items() for k, v in own.named(state, r, part).items()}
 
     def lacking(self, index: Index) -> list[str]:
         """Where workers' states in a checkpoint are not of this algorithm; none at all may be."""
-        n, kept = own.n_workers(index), self._team.kept(self._workers)
+        n, kept, part = own.n_workers(index), self._team.kept(self._workers), self._team.part
         if n == self._team.n:
             return [
-                words for rank, state in kept.items() for words in own.unlike(index, state, rank)
+                words for r, state in kept.items() for words in own.unlike(index, state, r, part)
             ]
-        return list(own.unlike_any(index, next(iter(kept.values())))) if n else []
+        return list(own.unlike_any(index, next(iter(kept.values())), part)) if n else []
 
     def take(self, reader: Reader, index: Index) -> None:
         """Read it, once what all share is in the stage."""
@@ -197,6 +200,12 @@ class TeamState(State):
         super().restored(progress)
         states = self._workers.states()
         self._workers.put_states({r: {**each, "step": progress.step} for r, each in states.items()})
+
+
+def _part(applied: Applied) -> str:
+    """What sets this process's state apart from that of others of its worker."""
+    cell, places = applied.places.cell, applied.places
+    return "" if len(places.ranks) == 1 else f"part-{cell.pipe}-{cell.shard}-{cell.tp}/"
 
 
 def _mean_buffer(buffers: Iterable[torch.Tensor]) -> torch.Tensor:
