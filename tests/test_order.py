@@ -11,11 +11,13 @@ from polyreme.errors import ConfigError
 from polyreme.plan.ir import Action
 from polyreme.plan.options import Parallel
 from polyreme.plan.order import ORDERS, find
-from polyreme.plan.order.by_list import ZBV, Chimera, DualPipe, VHalf, ZBAuto
+from polyreme.plan.order.by_list import ZBV, Chimera, DualPipe, ZBAuto
+from polyreme.plan.order.dualpipe_v import DualPipeV
 from polyreme.plan.order.gpipe import GPipe
 from polyreme.plan.order.interleaved import Interleaved
 from polyreme.plan.order.kind import Order, plan_order
 from polyreme.plan.order.one_f_one_b import OneFOneB
+from polyreme.plan.order.v_shape import VHalf, VMin
 from polyreme.plan.order.zero_bubble import ZBH1, ZBH2
 from polyreme.plan.play import Costs, Played, Stuck, play
 
@@ -66,16 +68,20 @@ def test_two_directions_have_chimeras_bubble(p: int, m: int) -> None:
     assert p / 2 + 1 <= max(found.peak(rank) for rank in range(p)) <= p
 
 
-@pytest.mark.parametrize(("p", "m"), [(2, 4), (4, 8), (4, 12), (8, 16), (8, 32)])
-def test_listed_orders_stay_within_the_bubble_and_memory_of_their_papers(p: int, m: int) -> None:
+@pytest.mark.parametrize(("p", "m"), [(2, 4), (3, 6), (4, 8), (4, 12), (6, 20), (7, 14), (8, 32)])
+def test_orders_stay_within_the_bubble_and_memory_of_their_papers(p: int, m: int) -> None:
     of_1f1b = 3 * (p - 1)
-    bounds = (
-        (ZBAuto(), of_1f1b / 2 + 1, p),
-        (ZBV(), p, 2 * p),
-        (VHalf(), 1.2 * of_1f1b, p + 2),
-        (DualPipe(), max((p / 2 - 1) * 2, 0) + 1, p + 1),
+    bounds = (  # in chunks, of which a rank of 1F1B has two where these have
+        (ZBAuto(), of_1f1b / 3, p),
+        (ZBV(), p - 1, 2 * p),
+        (VHalf(), 2 * of_1f1b / 2, (p + 2) // 2 * 2),
+        (VMin(), 2 * of_1f1b * 2 / 3, (p + 4) // 3 * 2),
+        (DualPipe(), max((p / 2 - 1) * 2, 0), p + 1),
+        (DualPipeV(), (p - 1) * 2, 2 * p + 1),
     )
     for order, bubble, peak in bounds:
+        if order.refused(p, m):
+            continue
         found = _played(order, p, m, Costs.equal(p * order.chunks))
         assert found.bubble_s(0) <= bubble, order.name
         assert max(found.peak(rank) for rank in range(p)) <= peak, order.name
@@ -89,10 +95,12 @@ def test_a_circle_is_stuck_and_says_who_waits_for_what() -> None:
     assert set(found.value.waits) == {0, 1}
 
 
-@pytest.mark.parametrize("order", [GPipe(), OneFOneB(), ZBH1(), ZBAuto(), ZBV(), Chimera()])
+@pytest.mark.parametrize("order", [order for order in ORDERS.values() if order.name != "terapipe"])
 def test_stages_that_are_unlike_are_played_once_each(order: Order) -> None:
     draw = random.Random(order.name)
     for p, m in ((2, 4), (3, 4), (4, 6)):
+        if order.refused(p, m):
+            continue
         n = p * order.chunks
 
         def some(n: int = n) -> tuple[float, ...]:
@@ -155,9 +163,10 @@ def test_closed_forms_are_what_is_played(name: str) -> None:
 
 def _flights(found: Played, n_stages: int) -> list[int]:
     """The most microbatches forward and not yet backward, stage by stage."""
-    held, most = Counter[int](), [0] * n_stages
+    held, most = Counter[tuple[int, int]](), Counter[tuple[int, int]]()
     for span in (span for spans in found.spans for span in spans):
         action = span.action
-        held[action.stage] += {"F": 1, "B": -1, "W": -1}.get(action.kind, 0)
-        most[action.stage] = max(most[action.stage], held[action.stage])
-    return most
+        lane = (action.stage, action.copy)
+        held[lane] += {"F": 1, "B": -1, "W": -1}.get(action.kind, 0) * (action.token_slice == 0)
+        most[lane] = max(most[lane], held[lane])
+    return [most[stage, 0] + most[stage, 1] for stage in range(n_stages)]

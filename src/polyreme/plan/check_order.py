@@ -6,8 +6,6 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
 
-import msgspec
-
 from ..errors import Violation
 from .ir import Action, Plan
 from .play import Costs, Key, Stuck, key, play, show
@@ -207,10 +205,8 @@ def _deadlock(plan: Plan, used: Sequence[int]) -> Iterator[Violation]:
     Sends and receives are derived from the order as it is played, so between two devices they
     match by themselves: this is all that can stand.
     """
-    pieces = 1 + max(action.token_slice for own in plan.order for action in own)
-    costs = msgspec.structs.replace(Costs.equal(len(plan.stages)), slices=(1.0,) * pieces)
     try:
-        play(plan.order, len(plan.stages), costs)
+        play(plan.order, len(plan.stages), Costs.equal(len(plan.stages)))
     except Stuck as stuck:
         for wait in stuck.circle or stuck.waits.values():
             giver = None if wait.giver is None else used[wait.giver]

@@ -16,14 +16,14 @@ class Costs(msgspec.Struct, frozen=True, kw_only=True):
     """Seconds of a stage's passes over one microbatch, and of a tensor from stage to stage.
 
     A backward pass B takes `inputs` + `weights`. `slices` is the share of a pass that each token
-    slice takes; without it there is one slice.
+    slice takes; without it a pass is one slice's.
     """
 
     forward: tuple[float, ...]
     inputs: tuple[float, ...]
     weights: tuple[float, ...]
     send: float = 0.0
-    slices: tuple[float, ...] = (1.0,)
+    slices: tuple[float, ...] = ()
 
     @classmethod
     def equal(
@@ -44,7 +44,7 @@ class Costs(msgspec.Struct, frozen=True, kw_only=True):
             seconds += self.inputs[stage]
         if kind in "BW":
             seconds += self.weights[stage]
-        return seconds * self.slices[action.token_slice]
+        return seconds * self.slices[action.token_slice] if self.slices else seconds
 
 
 class Span(msgspec.Struct, frozen=True):

@@ -5,11 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from ...errors import ConfigError, Violation, nearest_first
-from .by_list import ZBV, Chimera, DualPipe, VHalf, ZBAuto
+from .by_list import ZBV, Chimera, DualPipe, ZBAuto
+from .dualpipe_v import DualPipeV
+from .gems import Gems
 from .gpipe import GPipe
 from .interleaved import Interleaved
 from .kind import Order
 from .one_f_one_b import OneFOneB
+from .pipedream import PipeDream
+from .terapipe import TeraPipe
+from .v_shape import VHalf, VMin
 from .zero_bubble import ZBH1, ZBH2
 
 ORDERS: Mapping[str, Order] = {
@@ -23,8 +28,13 @@ ORDERS: Mapping[str, Order] = {
         ZBAuto(),
         ZBV(),
         VHalf(),
+        VMin(),
+        Gems(),
         Chimera(),
         DualPipe(),
+        DualPipeV(),
+        TeraPipe(),
+        PipeDream(),
     )
 }
 

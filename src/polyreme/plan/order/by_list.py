@@ -7,6 +7,7 @@ from typing import ClassVar
 from ..play import Costs, play
 from .kind import Order, Ranks
 from .listed import Pipe, best
+from .zero_bubble import ZBH1
 
 
 class Listed(Order):
@@ -44,11 +45,26 @@ class ZBAuto(Listed):
     name: ClassVar[str] = "zb-auto"
     source: ClassVar[str] = "Qi et al. 2023, automatic schedule"
     line: ClassVar[str] = "Halves of backward passes listed by greed, as unlike stages want it."
-    bubble: ClassVar[str] = "the least of sixteen tastes"
+    bubble: ClassVar[str] = "at most that of zb-h1"
     peak: ClassVar[str] = "p"
 
+    def actions(self, n_ranks: int, n_microbatches: int, costs: Costs) -> Ranks:
+        """The best of all tastes, or the handcrafted one that holds as much."""
+        found = (
+            super().actions(n_ranks, n_microbatches, costs),
+            ZBH1().actions(n_ranks, n_microbatches, costs),
+        )
+        return min(found, key=lambda ranks: play(ranks, n_ranks, costs).makespan_s)
 
-class _V(Listed):
+
+class ZBV(Listed):
+    """Two chunks a rank that lie in a V."""
+
+    name: ClassVar[str] = "zb-v"
+    source: ClassVar[str] = "Qi et al. 2023, section 6"
+    line: ClassVar[str] = "Two chunks a rank in a V: hardly a bubble with the memory of 1F1B."
+    bubble: ClassVar[str] = "0 but for (p-1)F, the way down, if F = I = W"
+    peak: ClassVar[str] = "p"
     chunks: ClassVar[int] = 2
 
     def ways(self, n_ranks: int) -> tuple[tuple[int, ...], ...]:
@@ -59,33 +75,9 @@ class _V(Listed):
         """As in `ways`."""
         return self.ways(n_ranks)[copy][stage]
 
-
-class ZBV(_V):
-    """Two chunks a rank that lie in a V."""
-
-    name: ClassVar[str] = "zb-v"
-    source: ClassVar[str] = "Qi et al. 2023, section 6"
-    line: ClassVar[str] = "Two chunks a rank in a V: hardly a bubble with the memory of 1F1B."
-    bubble: ClassVar[str] = "0 but for the way down, if F = I = W"
-    peak: ClassVar[str] = "p"
-
     def cap(self, n_ranks: int) -> float:
         """Of chunks."""
         return 2 * n_ranks
-
-
-class VHalf(_V):
-    """The V with half the memory."""
-
-    name: ClassVar[str] = "v-half"
-    source: ClassVar[str] = "Qi et al. 2024, controllable memory"
-    line: ClassVar[str] = "Two chunks a rank in a V with about half the memory of 1F1B."
-    bubble: ClassVar[str] = "half of 1F1B's"
-    peak: ClassVar[str] = "p/2 + 1"
-
-    def cap(self, n_ranks: int) -> float:
-        """Of chunks."""
-        return min(n_ranks + 2, 2 * n_ranks)
 
 
 class _Both(Listed):
@@ -100,8 +92,10 @@ class _Both(Listed):
         return self.ways(n_ranks)[copy][stage]
 
     def refused(self, n_ranks: int, n_microbatches: int) -> str | None:
-        """Microbatches go both ways."""
-        return None if n_microbatches % 2 == 0 else f"{n_microbatches} microbatches are not even"
+        """As many microbatches either way, and no rank that holds a stage twice."""
+        if n_ranks % 2:
+            return f"{n_ranks} ranks are not even"
+        return f"{n_microbatches} microbatches are not even" if n_microbatches % 2 else None
 
 
 class Chimera(_Both):
