@@ -22,6 +22,7 @@ import refusals
 from devices import TWO
 from polyreme import runlog, spec
 from polyreme.plan import store as plans
+from polyreme.plan.order import ORDERS
 
 SPEC = """
 [model]
@@ -355,3 +356,13 @@ def test_a_list_that_goes_into_a_pipe_is_a_line_each() -> None:
     assert said.code == 0
     (line,) = [line for line in said.out.splitlines() if line.startswith("compress: TopK\t")]
     assert line.endswith("Stich, Cordonnier and Jaggi 2018, section 2")
+
+
+def test_orders_are_listed_with_what_they_cost_and_whether_they_train_alike() -> None:
+    said = refusals.command(("list", "orders"))
+    assert said.code == 0
+    rows = [line.split("\t") for line in said.out.splitlines()]
+    assert [row[0] for row in rows] == list(ORDERS)
+    assert all(len(row) == 6 and all(row) for row in rows)
+    (row,) = [row for row in rows if row[0] == "gpipe"]
+    assert row[2:] == ["(p-1)(F+B)", "m", "synchronous training", "Huang et al. 2019"]

@@ -252,7 +252,7 @@ _NESTEROV = "data_parallel.rule.nesterov"
         (["parallel.ep=2"], "parallel.ep", 1),
         (["parallel.pp=2"], "parallel.pp", 1),
         (["parallel.sp=true"], "parallel.sp", "false"),
-        (["parallel.order=1F1B"], "parallel.order", None),
+        (["parallel.order=1f1b"], "parallel.order", None),
         (["parallel.replica=8", "parallel.shard=8"], "train.global_batch", 64),
         (["report.target=test_accuracy=98"], "report.target", "test_accuracy=0.98"),
         (["report.target=test_accuracy=nan"], "report.target", "test_accuracy=1"),

@@ -321,7 +321,7 @@ def weights(
 @app.command(name="list")
 def list_(
     what: Annotated[
-        Literal["models", "presets", "data", "algorithms", "solvers", "axes"],
+        Literal["models", "presets", "data", "algorithms", "orders", "solvers", "axes"],
         typer.Argument(help="what to list"),
     ],
     json: Json = False,

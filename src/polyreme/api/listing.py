@@ -9,7 +9,9 @@ Row = dict[str, str]
 
 
 def listing(what: str) -> list[Row]:
-    """Rows of `what`: models, presets, data, algorithms, solvers or axes."""
+    """Rows of `what`: models, presets, data, algorithms, orders, solvers or axes."""
+    if what == "orders":
+        return list(_orders())
     return [
         {"name": name, "what": line, "source": source}
         for name, line, source in {
@@ -60,6 +62,20 @@ def _algorithms() -> Iterator[tuple[str, str, str]]:
 
     for each in (*members(), *schedules()):
         yield f"{each.part}: {each.kind}", each.line, each.source
+
+
+def _orders() -> Iterator[Row]:
+    from ..plan.order import ORDERS
+
+    for order in ORDERS.values():
+        yield {
+            "name": order.name,
+            "what": order.line,
+            "bubble": order.bubble,
+            "memory": order.peak + ("; weights twice" if order.copies == 2 else ""),
+            "equals": "synchronous training" if order.synchronous else "nothing synchronous",
+            "source": order.source,
+        }
 
 
 def _solvers() -> Iterator[tuple[str, str, str]]:

@@ -61,7 +61,7 @@ def show_profile(profile: Profile, console: Console) -> None:
 
 
 def show_listing(rows: Sequence[Mapping[str, str]], console: Console) -> None:
-    """Name, what it is, source; where it is not a terminal, a line each with tabs between."""
+    """A column a key; where it is not a terminal, a line each with tabs between."""
     from rich.table import Table
 
     if not console.is_terminal:
@@ -69,10 +69,10 @@ def show_listing(rows: Sequence[Mapping[str, str]], console: Console) -> None:
             print("\t".join(row.values()), file=console.file)
         return
     table = Table(box=None, padding=(0, 2, 0, 0))
-    for head in ("name", "what", "source"):
+    for head in rows[0]:
         table.add_column(head, overflow="fold")
     for row in rows:
-        table.add_row(row["name"], row["what"], row["source"])
+        table.add_row(*row.values())
     console.print(table)
 
 

@@ -163,6 +163,12 @@ def _unsupported(plan: Plan) -> Iterator[Violation]:
         if len(stage.placements) > 1:
             rule = "needs a bidirectional pipeline, which is not executable yet"
             yield _wrong(f"stages[{index}].placements", len(stage.placements), rule, "1 placement")
+    orders = {id(actions): actions for actions in plan.order}.values()
+    for field, meant in (("token_slice", "token slices"), ("weight_version", "weight versions")):
+        most = max((getattr(each, field) for own in orders for each in own), default=0)
+        if most:
+            rule = f"needs {meant}, which are not executable yet"
+            yield _wrong("order", most, rule, f"{field} 0 everywhere")
     executable = {name for name, _, runs in AXES if runs}
     layouts = set()
     for name, layer_plan in _distinct(plan).items():

@@ -6,8 +6,9 @@ from typing import Annotated, Literal
 
 import msgspec
 
-from ..errors import Violation
+from ..errors import Violation, nearest_first
 from .ir import Level
+from .order import ORDERS
 
 _Degree = Annotated[int, msgspec.Meta(ge=1)]
 
@@ -68,7 +69,10 @@ class Parallel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
                 found.append(_refused(axis, given[axis], planned, "1"))
         if self.sp:
             found.append(_refused("sp", True, planned, "false"))
-        if self.order is not None:
+        if self.order is not None and self.order not in ORDERS:
+            legal = ", ".join(nearest_first(self.order, list(ORDERS)))
+            found.append(_refused("order", self.order, "is no order", legal))
+        elif self.order is not None:
             rule = f"{planned}: an order belongs to parallel.pp > 1"
             found.append(_refused("order", self.order, rule, "leave it out"))
         return found

@@ -1,0 +1,41 @@
+"""Orders of a pipeline's actions, one generator a file; a new one is a file and a line here."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from ...errors import ConfigError, Violation, nearest_first
+from .by_list import ZBV, Chimera, DualPipe, VHalf, ZBAuto
+from .gpipe import GPipe
+from .interleaved import Interleaved
+from .kind import Order
+from .one_f_one_b import OneFOneB
+from .zero_bubble import ZBH1, ZBH2
+
+ORDERS: Mapping[str, Order] = {
+    order.name: order
+    for order in (
+        GPipe(),
+        OneFOneB(),
+        Interleaved(),
+        ZBH1(),
+        ZBH2(),
+        ZBAuto(),
+        ZBV(),
+        VHalf(),
+        Chimera(),
+        DualPipe(),
+    )
+}
+
+
+def find(name: str, path: str = "parallel.order") -> Order:
+    """The order of that name; `path` is where it was asked for.
+
+    Raises:
+        ConfigError: there is none; lists those that there are.
+    """
+    if name in ORDERS:
+        return ORDERS[name]
+    legal = ", ".join(nearest_first(name, list(ORDERS)))
+    raise ConfigError([Violation(path=path, value=name, rule="is no order", legal=legal)])
