@@ -11,6 +11,8 @@ from .layer import Layer, LayerGraph
 if TYPE_CHECKING:
     from torch import nn
 
+    from .tensor import TensorPlan
+
 
 def without_dropout(graph: LayerGraph) -> LayerGraph:
     """The same graph, whose modules drop nothing."""
@@ -49,3 +51,6 @@ class _DropsNothing:
 
     def initialise(self, layer: Layer, module: nn.Module, seed: int) -> None:
         self._graph.initialise(layer.name, module, seed)
+
+    def tensor_plan(self, layer: Layer) -> TensorPlan | None:
+        return self._graph.tensor_plan(layer.name)

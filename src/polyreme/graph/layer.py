@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from .skeleton import Skeleton
+    from .tensor import TensorPlan
 
 
 class Layer(msgspec.Struct, frozen=True, kw_only=True):
@@ -46,7 +47,10 @@ class Layer(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Builder(Protocol):
-    """How layers become modules; each process calls it itself, nothing is pickled."""
+    """How layers become modules; each process calls it itself, nothing is pickled.
+
+    One whose layers can be split over tensor parts also has `tensor_plan(layer)`.
+    """
 
     def build(self, layer: Layer) -> nn.Module:
         """The layer's module on the meta device, in float32."""
@@ -113,6 +117,21 @@ class LayerGraph:
     def initialise(self, name: str, module: nn.Module, seed: int) -> None:
         """Fill the module in place; the same values whatever the layout (see `Builder`)."""
         self._builder.initialise(self._by_name[name], module, seed)
+
+    def tensor_plan(self, name: str) -> TensorPlan | None:
+        """How the layer is split over tensor parts; None if it cannot be."""
+        find = getattr(self._builder, "tensor_plan", None)
+        plan: TensorPlan | None = None if find is None else find(self._by_name[name])
+        return plan
+
+    def tensor_degrees(self, limit: int) -> tuple[int, ...]:
+        """Numbers of tensor parts, up to a limit, into which every layer can be split."""
+        plans = [self.tensor_plan(layer.name) for layer in self.layers]
+        return tuple(
+            degree
+            for degree in range(1, limit + 1)
+            if degree == 1 or all(plan is not None and plan.legal(degree) for plan in plans)
+        )
 
     @property
     def param_count(self) -> int:

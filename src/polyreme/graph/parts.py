@@ -19,6 +19,7 @@ from torch.nn.modules.batchnorm import _BatchNorm as BatchNorm
 from ..sample import SampleSpec, TensorSpec
 from .flops import counted
 from .layer import Layer, LayerGraph
+from .tensor import TensorPlan
 
 if TYPE_CHECKING:
     from .skeleton import Skeleton
@@ -30,7 +31,7 @@ class Part:
 
     `outputs` are names (their shapes are found by playing the part). `names` maps paths of the
     module's children to their paths in the whole model; "" stands for the module itself. Parts
-    of one `kind` have the same structure.
+    of one `kind` have the same structure. `tensor` says how the layer is split over tensor parts.
     """
 
     name: str
@@ -40,6 +41,7 @@ class Part:
     make: Callable[[], nn.Module]
     names: Mapping[str, str]
     splits: Mapping[str, int] = field(default_factory=dict)
+    tensor: TensorPlan | None = None
 
 
 Fill = Callable[[nn.Module, Layer, int], None]
@@ -125,6 +127,10 @@ class PartsBuilder:
                 self._fill(module, layer, seed)
             for owner_name in {self._owner[tie].name for tie in layer.ties}:
                 self._copy_ties(layer, module, owner_name, seed)
+
+    def tensor_plan(self, layer: Layer) -> TensorPlan | None:
+        """How the layer is split over tensor parts; None if it cannot be."""
+        return self._parts[layer.name].tensor
 
     def _copy_ties(self, layer: Layer, module: nn.Module, owner_name: str, seed: int) -> None:
         owner = next(found for found in self._owner.values() if found.name == owner_name)

@@ -6,6 +6,7 @@ Axes: B samples, T tokens, D hidden, V vocabulary, C classes.
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 from torch import nn
@@ -14,7 +15,9 @@ from ...errors import Violation
 from ...sample import SampleSpec
 from ..parts import Part
 from ..skeleton import Skeleton
+from ..tensor import Cutting, Number, Read, Region, Run, TensorPlan
 from .positions import check_positions
+from .vocabulary import scores, table
 
 READS = ("input_ids",)
 
@@ -100,8 +103,15 @@ def cut(skeleton: Skeleton, sample: SampleSpec) -> list[Part]:
             make=lambda: Embed(skeleton.part("bert.embeddings")),
             names={"embeddings": "bert.embeddings"},
             splits={"tp": config.vocab_size, "cp": n_tokens},
+            tensor=table(
+                "embeddings.word_embeddings",
+                config.vocab_size,
+                n_tokens,
+                positions=("embeddings.position_embeddings", "embeddings.token_type_embeddings"),
+            ),
         )
     ]
+    blocks = _block_plan(config, n_tokens)
     for index in range(config.num_hidden_layers):
         parts.append(
             Part(
@@ -114,6 +124,7 @@ def cut(skeleton: Skeleton, sample: SampleSpec) -> list[Part]:
                 ),
                 names={"block": f"bert.encoder.layer.{index}"},
                 splits={"tp": degree, "cp": n_tokens},
+                tensor=blocks,
             )
         )
     return [*parts, _head(skeleton, f"{parts[-1].name}.hidden", n_tokens)]
@@ -147,4 +158,39 @@ def _head(skeleton: Skeleton, hidden: str, n_tokens: int) -> Part:
         splits={"tp": config.vocab_size, "cp": n_tokens}
         if masked
         else {"tp": math.gcd(config.hidden_size, config.num_labels)},
+        # A few classes from one token are not worth a collective: every part computes them.
+        tensor=scores("decoder", config.vocab_size, n_tokens)
+        if masked
+        else TensorPlan(n_tokens=n_tokens, whole="in"),
+    )
+
+
+def _block_plan(config: Any, n_tokens: int) -> TensorPlan:
+    attention, n_heads = "block.attention.self", config.num_attention_heads
+    heads = Run(what="num_attention_heads", units=n_heads, width=config.hidden_size // n_heads)
+    inner = Run(what="intermediate_size", units=config.intermediate_size)
+    reads = (Read(n_tokens=n_tokens),)
+    return TensorPlan(
+        cuttings=(
+            *(
+                Cutting(path=f"{attention}.{leaf}", side="out", runs=(heads,))
+                for leaf in ("query", "key", "value")
+            ),
+            Cutting(path="block.attention.output.dense", side="in", runs=(heads,)),
+            Cutting(path="block.intermediate.dense", side="out", runs=(inner,)),
+            Cutting(path="block.output.dense", side="in", runs=(inner,)),
+        ),
+        regions=(
+            Region(entry=attention, exit="block.attention.output.dense", reads=reads),
+            Region(entry="block.intermediate", exit="block.output.dense", reads=reads),
+        ),
+        numbers=(
+            Number(path=attention, name="num_attention_heads", of=heads),
+            Number(path=attention, name="all_head_size", of=heads, features=True),
+        ),
+        outputs={"hidden": "tokens"},
+        n_tokens=n_tokens,
+        sp_refusal="works through the sequence in chunks (chunk_size_feed_forward)"
+        if config.chunk_size_feed_forward
+        else None,
     )

@@ -16,6 +16,8 @@ from ...errors import Violation
 from ...sample import SampleSpec
 from ..parts import Part
 from ..skeleton import Skeleton
+from .decoder_tensor import block_plan
+from .vocabulary import scores, table
 
 READS = ("input_ids",)
 
@@ -66,7 +68,10 @@ class Rotary(nn.Module):
 
 
 class Block(nn.Module):
-    """One decoder block on hidden [B, T, D]."""
+    """One decoder block on hidden [B, T, D].
+
+    `n_tokens` is the length of the sequence where hidden holds some of its tokens only.
+    """
 
     def __init__(
         self, block: nn.Module, rotary: Rotary | None, window: int | None, attention: str
@@ -76,14 +81,19 @@ class Block(nn.Module):
         self.rotary = rotary
         self.window = window
         self.attention = attention
+        self.n_tokens: int | None = None
 
     def forward(self, hidden_BTD: torch.Tensor) -> torch.Tensor:
         """Attend to what came before, then transform."""
-        mask = causal_mask(hidden_BTD, self.window, self.attention)
+        like_BTD = hidden_BTD
+        if self.n_tokens is not None:
+            shape = (hidden_BTD.shape[0], self.n_tokens, hidden_BTD.shape[2])
+            like_BTD = hidden_BTD.new_empty(()).expand(shape)
+        mask = causal_mask(like_BTD, self.window, self.attention)
         if self.rotary is None:
             out = self.block(hidden_BTD, attention_mask=mask)
         else:
-            tables = self.rotary(hidden_BTD)
+            tables = self.rotary(like_BTD)
             out = self.block(hidden_BTD, attention_mask=mask, position_embeddings=tables)
         return out[0] if isinstance(out, tuple) else out
 
@@ -152,6 +162,7 @@ def cut(skeleton: Skeleton, sample: SampleSpec) -> list[Part]:
     degree = math.gcd(
         config.num_attention_heads, config.num_key_value_heads, config.intermediate_size
     )
+    blocks = block_plan(config, n_tokens)
     types = getattr(config, "layer_types", None) or [None] * config.num_hidden_layers
     parts = [
         Part(
@@ -162,6 +173,7 @@ def cut(skeleton: Skeleton, sample: SampleSpec) -> list[Part]:
             make=embed,
             names={"embed_tokens": "model.embed_tokens"},
             splits={"tp": config.vocab_size, "cp": n_tokens},
+            tensor=table("embed_tokens", config.vocab_size, n_tokens),
         )
     ]
     for index in range(config.num_hidden_layers):
@@ -175,6 +187,7 @@ def cut(skeleton: Skeleton, sample: SampleSpec) -> list[Part]:
                 make=lambda index=index: _block(skeleton, index, types[index]),  # type: ignore[misc]
                 names={"block": f"model.layers.{index}"},
                 splits={"tp": degree, "cp": n_tokens},
+                tensor=blocks,
             )
         )
     parts.append(
@@ -186,6 +199,7 @@ def cut(skeleton: Skeleton, sample: SampleSpec) -> list[Part]:
             make=head,
             names={"norm": f"model.{norm}", "lm_head": "lm_head"},
             splits={"tp": config.vocab_size, "cp": n_tokens},
+            tensor=scores("lm_head", config.vocab_size, n_tokens),
         )
     )
     return parts

@@ -6,6 +6,7 @@ Axes: B samples, T tokens, D hidden.
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 from torch import nn
@@ -14,8 +15,10 @@ from ...errors import Violation
 from ...sample import SampleSpec
 from ..parts import Part
 from ..skeleton import Skeleton
+from ..tensor import Cutting, Number, Read, Region, Run, TensorPlan
 from .decoder import Block, Head
 from .positions import check_positions
+from .vocabulary import scores, table
 
 READS = ("input_ids",)
 
@@ -50,6 +53,7 @@ def cut(skeleton: Skeleton, sample: SampleSpec) -> list[Part]:
     config = skeleton.config
     n_tokens = sample.fields["input_ids"].shape[0]
     inner = config.n_inner or 4 * config.hidden_size
+    blocks = _block_plan(config, inner, n_tokens)
 
     def embed() -> nn.Module:
         model = skeleton.part("transformer")
@@ -71,6 +75,7 @@ def cut(skeleton: Skeleton, sample: SampleSpec) -> list[Part]:
             make=embed,
             names={"wte": "transformer.wte", "wpe": "transformer.wpe"},
             splits={"tp": config.vocab_size, "cp": n_tokens},
+            tensor=table("wte", config.vocab_size, n_tokens, positions=("wpe",)),
         )
     ]
     for index in range(config.num_hidden_layers):
@@ -83,6 +88,7 @@ def cut(skeleton: Skeleton, sample: SampleSpec) -> list[Part]:
                 make=lambda index=index: block(index),  # type: ignore[misc]
                 names={"block": f"transformer.h.{index}"},
                 splits={"tp": math.gcd(config.num_attention_heads, inner), "cp": n_tokens},
+                tensor=blocks,
             )
         )
     parts.append(
@@ -94,6 +100,33 @@ def cut(skeleton: Skeleton, sample: SampleSpec) -> list[Part]:
             make=head,
             names={"norm": "transformer.ln_f", "lm_head": "lm_head"},
             splits={"tp": config.vocab_size, "cp": n_tokens},
+            tensor=scores("lm_head", config.vocab_size, n_tokens),
         )
     )
     return parts
+
+
+def _block_plan(config: Any, inner: int, n_tokens: int) -> TensorPlan:
+    attention, n_heads = "block.attn", config.num_attention_heads
+    heads = Run(what="num_attention_heads", units=n_heads, width=config.hidden_size // n_heads)
+    features = Run(what="n_inner", units=inner)
+    reads = (Read(n_tokens=n_tokens),)
+    return TensorPlan(
+        cuttings=(
+            Cutting(path=f"{attention}.c_attn", side="out", runs=(heads, heads, heads)),
+            Cutting(path=f"{attention}.c_proj", side="in", runs=(heads,)),
+            Cutting(path="block.mlp.c_fc", side="out", runs=(features,)),
+            Cutting(path="block.mlp.c_proj", side="in", runs=(features,)),
+        ),
+        regions=(
+            Region(entry=attention, exit=f"{attention}.c_proj", reads=reads),
+            Region(entry="block.mlp", exit="block.mlp.c_proj", reads=reads),
+        ),
+        numbers=(
+            Number(path=attention, name="split_size", of=heads, features=True),
+            Number(path=attention, name="num_heads", of=heads),
+        ),
+        outputs={"hidden": "tokens"},
+        n_tokens=n_tokens,
+        sequence=("",),
+    )

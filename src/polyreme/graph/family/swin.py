@@ -14,8 +14,12 @@ from ...errors import Violation
 from ...sample import SampleSpec
 from ..parts import Part
 from ..skeleton import Skeleton
+from ..tensor import Cutting, Number, Region, Run, TensorPlan
 
 READS = ("pixel_values",)
+_NO_SP = "attends within windows of a picture, which runs of tokens are not"
+# Embedding, merging and head are a small part of the work: every part computes them.
+_ALIKE = TensorPlan(sp_refusal=_NO_SP)
 
 
 class Embed(nn.Module):
@@ -70,6 +74,9 @@ def cut(skeleton: Skeleton, _sample: SampleSpec) -> list[Part]:
     config = skeleton.config
     patches = skeleton.part("swin.embeddings").patch_embeddings
     height, width = patches.grid_size
+    first = skeleton.part("swin.encoder.layers.0").blocks[0]
+    # Older 5.x versions of the library name the matrices otherwise: no plan is made for those.
+    plans = hasattr(first, "mlp") and hasattr(first.attention, "q_proj")
     parts = [
         Part(
             name="embed",
@@ -79,12 +86,13 @@ def cut(skeleton: Skeleton, _sample: SampleSpec) -> list[Part]:
             make=lambda: Embed(skeleton.part("swin.embeddings")),
             names={"embeddings": "swin.embeddings"},
             splits={"tp": config.embed_dim},
+            tensor=_ALIKE,
         )
     ]
     for stage, depth in enumerate(config.depths):
         grid = (height, width)
         for index in range(depth):
-            parts.append(_block(skeleton, stage, index, grid, parts[-1].name))
+            parts.append(_block(skeleton, stage, index, grid, parts[-1].name, plans=plans))
         if stage + 1 < len(config.depths):
             parts.append(_merging(skeleton, stage, grid, parts[-1].name))
             height, width = (height + 1) // 2, (width + 1) // 2
@@ -101,12 +109,15 @@ def cut(skeleton: Skeleton, _sample: SampleSpec) -> list[Part]:
             ),
             names={"layernorm": "swin.layernorm", "classifier": "classifier"},
             splits={"tp": config.num_labels},
+            tensor=_ALIKE,
         )
     )
     return parts
 
 
-def _block(skeleton: Skeleton, stage: int, index: int, grid: tuple[int, int], before: str) -> Part:
+def _block(
+    skeleton: Skeleton, stage: int, index: int, grid: tuple[int, int], before: str, *, plans: bool
+) -> Part:
     config = skeleton.config
     shifted = index % 2 == 1
     n_heads = config.num_heads[stage]
@@ -135,6 +146,32 @@ def _block(skeleton: Skeleton, stage: int, index: int, grid: tuple[int, int], be
         make=make,
         names={"inner": f"swin.encoder.layers.{stage}.blocks.{index}"},
         splits={"tp": math.gcd(n_heads, int(config.mlp_ratio * width))},
+        tensor=_block_plan(n_heads, width, int(config.mlp_ratio * width)) if plans else None,
+    )
+
+
+def _block_plan(n_heads: int, width: int, n_inner: int) -> TensorPlan:
+    attention = "inner.attention"
+    heads = Run(what="num_heads", units=n_heads, width=width // n_heads)
+    inner = Run(what="mlp_ratio x channels", units=n_inner)
+    table = f"{attention}.relative_position_bias.relative_position_bias_table"
+    return TensorPlan(
+        cuttings=(
+            *(
+                Cutting(path=f"{attention}.{leaf}", side="out", runs=(heads,))
+                for leaf in ("q_proj", "k_proj", "v_proj")
+            ),
+            Cutting(path=f"{attention}.o_proj", side="in", runs=(heads,)),
+            Cutting(path=table, side="out", runs=(Run(what="num_heads", units=n_heads),)),
+            Cutting(path="inner.mlp.fc1", side="out", runs=(inner,)),
+            Cutting(path="inner.mlp.fc2", side="in", runs=(inner,)),
+        ),
+        regions=(
+            Region(entry=attention, exit=f"{attention}.o_proj"),
+            Region(entry="inner.mlp", exit="inner.mlp.fc2"),
+        ),
+        numbers=(Number(path=attention, name="num_attention_heads", of=heads),),
+        sp_refusal=_NO_SP,
     )
 
 
@@ -148,4 +185,5 @@ def _merging(skeleton: Skeleton, stage: int, grid: tuple[int, int], before: str)
         make=lambda: OnGrid(skeleton.part(path), grid),
         names={"inner": path},
         splits={"tp": skeleton.config.embed_dim * 2 ** (stage + 1)},
+        tensor=_ALIKE,
     )

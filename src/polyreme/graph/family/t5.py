@@ -6,6 +6,8 @@ Axes: B samples, T tokens, D hidden, N heads, V vocabulary.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import nn
@@ -14,6 +16,8 @@ from ...errors import Violation
 from ...sample import SampleSpec
 from ..parts import Part
 from ..skeleton import Skeleton
+from ..tensor import Along, Cutting, Number, Read, Region, Run, TensorPlan
+from .vocabulary import scores, table
 
 READS = ("input_ids", "decoder_input_ids")
 
@@ -104,6 +108,9 @@ def cut(skeleton: Skeleton, sample: SampleSpec) -> list[Part]:
         ),
         names={"norm": "encoder.final_layer_norm"},
         splits=encoder[-1].splits,
+        tensor=TensorPlan(
+            outputs={"hidden": "tokens"}, n_tokens=sample.fields["input_ids"].shape[0]
+        ),
     )
     decoder = _stack(skeleton, sample, "decoder", "decoder_input_ids", "encoder.norm.hidden")
     head = Part(
@@ -114,6 +121,9 @@ def cut(skeleton: Skeleton, sample: SampleSpec) -> list[Part]:
         make=lambda: _head(skeleton),
         names={"norm": "decoder.final_layer_norm", "lm_head": "lm_head"},
         splits=decoder[0].splits,
+        tensor=scores(
+            "lm_head", skeleton.config.vocab_size, sample.fields["decoder_input_ids"].shape[0]
+        ),
     )
     return [*encoder, encoded, *decoder, head]
 
@@ -134,8 +144,10 @@ def _stack(
             make=lambda: Embed(skeleton.part("shared"), skeleton.part(f"{side}.dropout")),
             names={"shared": "shared"},
             splits={"tp": config.vocab_size, "cp": n_tokens},
+            tensor=table("shared", config.vocab_size, n_tokens),
         )
     ]
+    n_encoded = sample.fields["input_ids"].shape[0] if encoded else None
     for index in range(n_blocks):
         first = index == 0
         inputs = [f"{parts[-1].name}.hidden"]
@@ -150,6 +162,7 @@ def _stack(
                 make=lambda index=index: _block(skeleton, side, index),  # type: ignore[misc]
                 names={"block": f"{side}.block.{index}"},
                 splits={"tp": degree, "cp": n_tokens},
+                tensor=_block_plan(config, n_tokens, n_encoded, first=first),
             )
         )
     return parts
@@ -160,6 +173,53 @@ def _block(skeleton: Skeleton, side: str, index: int) -> nn.Module:
     with torch.device("meta"):
         block = type(stack.block[0])(stack.config, index == 0, index)
     return Block(block.float(), index == 0)
+
+
+def _block_plan(config: Any, n_tokens: int, n_encoded: int | None, *, first: bool) -> TensorPlan:
+    """The bias that travels between blocks holds the heads of its part only."""
+    heads = Run(what="num_heads", units=config.num_heads, width=config.d_kv)
+    inner = Run(what="d_ff", units=config.d_ff)
+    own = Read(n_tokens=n_tokens)
+    attentions: dict[str, tuple[Read, ...]] = {"block.layer.0.SelfAttention": (own,)}
+    if n_encoded is not None:
+        encoded = Read(argument="key_value_states", n_tokens=n_encoded)
+        attentions["block.layer.1.EncDecAttention"] = (own, encoded)
+    dense = f"block.layer.{len(attentions)}.DenseReluDense"
+    cuttings = [
+        Cutting(path=f"{attention}.{leaf}", side="in" if leaf == "o" else "out", runs=(heads,))
+        for attention in attentions
+        for leaf in "qkvo"
+    ]
+    cuttings += [
+        Cutting(path=f"{dense}.{leaf}", side="in" if leaf == "wo" else "out", runs=(inner,))
+        for leaf in (("wi_0", "wi_1", "wo") if config.is_gated_act else ("wi", "wo"))
+    ]
+    outputs: Mapping[str, Along] = {"hidden": "tokens"}
+    if first:
+        table_path = "block.layer.0.SelfAttention.relative_attention_bias"
+        biases = (Run(what="num_heads", units=config.num_heads),)
+        cuttings.append(Cutting(path=table_path, side="out", runs=biases))
+        outputs = {"hidden": "tokens", "bias": "heads"}
+    return TensorPlan(
+        cuttings=tuple(cuttings),
+        regions=(
+            *(
+                Region(entry=attention, exit=f"{attention}.o", reads=reads)
+                for attention, reads in attentions.items()
+            ),
+            Region(entry=dense, exit=f"{dense}.wo", reads=(own,)),
+        ),
+        numbers=tuple(
+            number
+            for attention in attentions
+            for number in (
+                Number(path=attention, name="n_heads", of=heads),
+                Number(path=attention, name="inner_dim", of=heads, features=True),
+            )
+        ),
+        outputs=outputs,
+        n_tokens=n_tokens,
+    )
 
 
 def _head(skeleton: Skeleton) -> nn.Module:

@@ -1,0 +1,202 @@
+"""How one layer is split over tensor parts: what is cut, where parts meet, who may split tokens.
+
+Between layers every part holds the same hidden [B, T, D] (or, under sequence parallelism, its
+own tokens of it). Inside a layer there are regions: modules that each part computes for its own
+heads or intermediate features. Source: Shoeybi et al. 2019 (Megatron-LM), section 3; Korthikanti
+et al. 2022, section 4 (tokens).
+
+Differs: heads of keys and values may be fewer than the parts; several parts then hold the same
+ones, and their gradients are sums over these parts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Literal
+
+import msgspec
+
+Side = Literal["out", "in", "vocabulary"]
+Along = Literal["tokens", "heads", "vocabulary"]
+
+
+class Run(msgspec.Struct, frozen=True, kw_only=True):
+    """Features that are dealt out in whole `units` of `width` each; `what` names their number.
+
+    `shared` units may be fewer than the parts: then several parts hold the same one.
+    """
+
+    what: str
+    units: int
+    width: int = 1
+    shared: bool = False
+
+    @property
+    def size(self) -> int:
+        """Features of all parts."""
+        return self.units * self.width
+
+    def legal(self, degree: int) -> bool:
+        """Whether so many parts can share it."""
+        return self.units % degree == 0 or (self.shared and degree % self.units == 0)
+
+    def copies(self, degree: int) -> int:
+        """How many parts hold the same features."""
+        return max(1, degree // self.units)
+
+    def local(self, degree: int) -> int:
+        """Units of one part."""
+        return max(1, self.units // degree)
+
+    def interval(self, degree: int, rank: int) -> tuple[int, int]:
+        """Features of a part, from where to where.
+
+        >>> Run(what="kv heads", units=2, width=8, shared=True).interval(4, 3)
+        (8, 16)
+        """
+        first = rank * self.units // degree
+        return first * self.width, (first + self.local(degree)) * self.width
+
+
+class Cutting(msgspec.Struct, frozen=True, kw_only=True):
+    """A module (or a bare parameter, cut along its last dim) whose features are dealt out.
+
+    `path` is that in the layer's module. The features are `runs`, one behind the other: a part
+    holds an interval of each. "out" cuts what comes out, with its bias; "in" what goes in (the
+    bias stays whole, and is added once); "vocabulary" the rows of a table or the scores of a
+    head, at any degree: what is missing to equal parts is padding.
+    """
+
+    path: str
+    side: Side
+    runs: tuple[Run, ...]
+
+    def refusal(self, degree: int) -> str | None:
+        """Why it cannot be cut into so many parts."""
+        if self.side == "vocabulary":
+            return None
+        for run in self.runs:
+            if not run.legal(degree):
+                rule = "neither divides nor is a multiple of" if run.shared else "does not divide"
+                return f"{rule} {run.what} {run.units}"
+        if len({run.copies(degree) for run in self.runs}) > 1:
+            fewest = min(self.runs, key=lambda run: run.units)
+            return f"does not divide {fewest.what} {fewest.units}, which lie in one fused matrix"
+        return None
+
+
+class Read(msgspec.Struct, frozen=True, kw_only=True):
+    """An argument of a region's entry: its name (None: the first) and its tokens in all parts."""
+
+    argument: str | None = None
+    n_tokens: int | None = None
+
+
+class Region(msgspec.Struct, frozen=True, kw_only=True):
+    """From a module's inputs to what its last matrix gives, a sum over all parts.
+
+    Gradients of what is read are summed once, at the entry. Without `exit` (a head) what comes
+    out stays with its part.
+    """
+
+    entry: str
+    exit: str | None
+    reads: tuple[Read, ...] = (Read(),)
+
+
+class Number(msgspec.Struct, frozen=True, kw_only=True):
+    """An attribute that counts units (or features, or units `per` others) of one part.
+
+    `name` may lead through an object that others share ("config.num_attention_heads"): the module
+    gets a copy of that object.
+    """
+
+    path: str
+    name: str
+    of: Run
+    features: bool = False
+    per: Run | None = None
+
+    def local(self, degree: int) -> int:
+        """Its value in one part."""
+        value = self.of.local(degree) * (self.of.width if self.features else 1)
+        return value // self.per.local(degree) if self.per else value
+
+
+class TensorPlan(msgspec.Struct, frozen=True, kw_only=True):
+    """How a layer's module is split; one without cuttings is computed by every part alike.
+
+    `inside` are paths of modules that are whole but work inside a region: their gradients are
+    partial sums. `outputs` says along what an output is split (the first of its sample's dims;
+    the last for "vocabulary"). The rest is about sequence parallelism: `n_tokens` of the whole
+    hidden; `sequence` are modules whose attribute `n_tokens` then says how long it is;
+    `positions` modules that look up positions, of which each part takes its own; `whole` says
+    that the layer works on whole sequences and is computed by all parts alike, with tokens
+    gathered before it ("in") or dealt out after it ("out"); `sp_refusal` why tokens cannot be
+    split.
+    """
+
+    cuttings: tuple[Cutting, ...] = ()
+    regions: tuple[Region, ...] = ()
+    inside: tuple[str, ...] = ()
+    numbers: tuple[Number, ...] = ()
+    outputs: Mapping[str, Along] = {}
+    n_tokens: int | None = None
+    sequence: tuple[str, ...] = ()
+    positions: tuple[str, ...] = ()
+    whole: Literal["in", "out"] | None = None
+    sp_refusal: str | None = None
+
+    def refusal(self, degree: int, *, sp: bool = False) -> str | None:
+        """Why the layer cannot be split so; None if it can."""
+        found = (cutting.refusal(degree) for cutting in self.cuttings)
+        refused = next((reason for reason in found if reason is not None), None)
+        if refused is None and sp and degree > 1:
+            return self.sp_refusal
+        return refused
+
+    def legal(self, degree: int) -> bool:
+        """Whether the layer can be split into so many parts."""
+        return degree >= 1 and self.refusal(degree) is None
+
+    @property
+    def vocabulary(self) -> int | None:
+        """Classes that the layer's scores are split over; None where each part has them all."""
+        if "vocabulary" not in self.outputs.values():
+            return None
+        return next(cut.runs[0].size for cut in self.cuttings if cut.side == "vocabulary")
+
+    def output_shape(
+        self, name: str, shape: Sequence[int], degree: int, rank: int, *, sp: bool
+    ) -> tuple[int, ...]:
+        """What a part holds of an output whose whole shape (of a sample) is this."""
+        along = self.outputs.get(name)
+        if degree == 1 or along is None or (along == "tokens" and not sp):
+            return tuple(shape)
+        if along == "vocabulary":
+            return (*shape[:-1], padded(shape[-1], degree) // degree)
+        if along == "tokens":
+            start, stop = token_interval(shape[0], degree, rank)
+            return (stop - start, *shape[1:])
+        return (shape[0] // degree, *shape[1:])
+
+
+def padded(n_classes: int, degree: int) -> int:
+    """A vocabulary's rows with padding: the next multiple of 128 a part.
+
+    >>> padded(50257, 2), padded(50257, 4)
+    (50432, 50688)
+    """
+    step = 128 * degree
+    return -(-n_classes // step) * step
+
+
+def token_interval(n_tokens: int, degree: int, rank: int) -> tuple[int, int]:
+    """Tokens of a part: as even as can be, the longer parts first.
+
+    >>> [token_interval(7, 3, rank) for rank in range(3)]
+    [(0, 3), (3, 5), (5, 7)]
+    """
+    least, longer = divmod(n_tokens, degree)
+    start = rank * least + min(rank, longer)
+    return start, start + least + (rank < longer)
