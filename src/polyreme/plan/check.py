@@ -9,18 +9,9 @@ from ..cluster.types import Cluster
 from ..errors import Violation
 from ..graph.layer import LayerGraph
 from .check_order import order_violations
-from .ir import (
-    AXES,
-    BUCKET_BYTES,
-    LayerPlan,
-    Plan,
-    Workload,
-    axes,
-    data_layout,
-    devices,
-    hash_inputs,
-    stale_inputs,
-)
+from .check_split import distinct, same_orders, split_violations, tensor_violations
+from .grid import even_degrees
+from .ir import BUCKET_BYTES, Plan, Workload, devices, hash_inputs, stale_inputs
 
 
 def check(
@@ -38,7 +29,7 @@ def check(
     layers = [*_layers(plan, graph), *_dependencies(plan, graph)]
     found = [*stale, *layers, *alone, *_twice(plan, graph)]
     if not layers:
-        found += _ties(plan, graph)
+        found += [*_ties(plan, graph), *tensor_violations(plan, graph)]
     return found
 
 
@@ -48,7 +39,7 @@ def check_alone(plan: Plan, cluster: Cluster | None) -> list[Violation]:
     batch = list(_batch(plan))
     found = [*placed, *batch, *_unsupported(plan)]
     if not placed and not batch:
-        found += order_violations(plan)
+        found += [*order_violations(plan), *same_orders(plan)]
     if not placed and cluster is not None:
         found += _memory(plan, cluster)
     return found
@@ -141,10 +132,10 @@ def _batch(plan: Plan) -> Iterator[Violation]:
     if plan.bucket_bytes < 1:
         legal = f"{BUCKET_BYTES} (or any integer >= 1)"
         yield _wrong("bucket_bytes", plan.bucket_bytes, "is not >= 1", legal)
-    layouts = [data_layout(layer_plan.split) for layer_plan in _distinct(plan).values()]
-    ranks = max((len(layout.devices) for layout in layouts if layout is not None), default=1)
+    degrees = [even_degrees(layer_plan.split) for layer_plan in distinct(plan).values()]
+    ranks = max((each.data for each in degrees if each is not None), default=1)
     if plan.global_batch < ranks:
-        rule = f"leaves a device without a sample: there are {ranks}"
+        rule = f"leaves a device without a sample: {ranks} share the batch"
         legal = f"{ranks} (or any integer >= {ranks})"
         yield _wrong("global_batch", plan.global_batch, rule, legal)
     most = plan.global_batch // ranks
@@ -157,47 +148,20 @@ def _batch(plan: Plan) -> Iterator[Violation]:
 
 def _unsupported(plan: Plan) -> Iterator[Violation]:
     """What the format can say but nothing can run yet."""
-    if len(plan.stages) > 1:
-        yield _wrong("stages", len(plan.stages), "needs pp, which is not executable yet", "1 stage")
-    for index, stage in enumerate(plan.stages):
-        if len(stage.placements) > 1:
-            rule = "needs a bidirectional pipeline, which is not executable yet"
-            yield _wrong(f"stages[{index}].placements", len(stage.placements), rule, "1 placement")
     orders = {id(actions): actions for actions in plan.order}.values()
     for field, meant in (("token_slice", "token slices"), ("weight_version", "weight versions")):
         most = max((getattr(each, field) for own in orders for each in own), default=0)
         if most:
             rule = f"needs {meant}, which are not executable yet"
             yield _wrong("order", most, rule, f"{field} 0 everywhere")
-    executable = {name for name, _, runs in AXES if runs}
-    layouts = set()
-    for name, layer_plan in _distinct(plan).items():
-        path = f"layer_plans.{name}"
-        foreign = [axis for axis in axes(layer_plan.split) if axis not in executable]
-        layout = data_layout(layer_plan.split)
-        layouts.add(layout)
-        if foreign:
-            rule = f"needs {', '.join(foreign)}, which is not executable yet"
-            yield _wrong(f"{path}.split", foreign, rule, ", ".join(sorted(executable)))
-        elif layout is None:
-            rule = "is uneven, or has a shard axis outside the replica axis"
-            yield _wrong(f"{path}.split", list(devices(layer_plan.split)), rule, "even parts")
-        if layer_plan.sp:
-            yield _wrong(f"{path}.sp", True, "is not executable yet", "false")
-        if layer_plan.offload:
-            what = sorted(layer_plan.offload)
-            yield _wrong(f"{path}.offload", what, "is not executable yet", "nothing")
-        if layer_plan.level != "none" and layout is not None and layout.shard == 1:
-            rule = "shards over one device"
-            yield _wrong(f"{path}.level", layer_plan.level, rule, '"none", or shard 2 or more')
-    if len(layouts) > 1 and len(plan.stages) == 1:
-        rule = "has layers with different degrees, which is not executable yet"
-        yield _wrong("layer_plans", len(layouts), rule, "the same replica and shard everywhere")
+    yield from split_violations(plan)
 
 
 def _ties(plan: Plan, graph: LayerGraph) -> Iterator[Violation]:
-    """Layers that share parameters lie in one stage and are split alike."""
-    stage_of = {name: index for index, stage in enumerate(plan.stages) for name in stage.layers}
+    """Layers that share parameters shard them alike, in whatever stages they are.
+
+    Their gradients are summed over all stages that hold them.
+    """
     owner = {
         whole: layer.name
         for layer in graph.layers
@@ -206,15 +170,11 @@ def _ties(plan: Plan, graph: LayerGraph) -> Iterator[Violation]:
     }
     for layer in graph.layers:
         for other in sorted({owner[whole] for whole in layer.ties if whole in owner}):
-            path = f"layer_plans.{layer.name}"
             ours, theirs = plan.layer_plans[layer.name], plan.layer_plans[other]
-            if stage_of[layer.name] != stage_of[other]:
-                rule = f'shares parameters with "{other}" of stage {stage_of[other]}'
-                yield _wrong("stages", layer.name, rule, "tied layers in one stage")
-            elif (ours.split, ours.level) != (theirs.split, theirs.level):
-                rule = f'differs from "{other}", with which it shares parameters'
-                legal = f'"{theirs.level}" and the same split'
-                yield _wrong(f"{path}.level", ours.level, rule, legal)
+            if ours.level != theirs.level:
+                path = f"layer_plans.{layer.name}.level"
+                rule = f'differs from that of "{other}", with which it shares parameters'
+                yield _wrong(path, ours.level, rule, f'"{theirs.level}"')
 
 
 def _memory(plan: Plan, cluster: Cluster) -> Iterator[Violation]:
@@ -238,14 +198,6 @@ def _memory(plan: Plan, cluster: Cluster) -> Iterator[Violation]:
         device = used[index]
         rule = f"exceeds the {have[device]:,} bytes of device {device}"
         yield _wrong(f"estimate.memory[{index}]", need[index], rule, f"at most {have[device]:,}")
-
-
-def _distinct(plan: Plan) -> dict[str, LayerPlan]:
-    """One layer for each different layer plan."""
-    first: dict[int, str] = {}
-    for name, layer_plan in plan.layer_plans.items():
-        first.setdefault(id(layer_plan), name)
-    return {name: plan.layer_plans[name] for name in first.values()}
 
 
 def _wrong(field: str, value: object, rule: str, legal: str) -> Violation:

@@ -17,10 +17,10 @@ ActionKind = Literal["F", "B", "I", "W", "U"]
 AXES = (  # name, what it splits, whether plans over it can be run
     ("replica", "the batch, between complete copies of the model", True),
     ("shard", "the batch inside a replica and, by level, optimizer, gradients, parameters", True),
-    ("tp", "the tensors of a layer", False),
+    ("tp", "the tensors of a layer", True),
     ("cp", "the tokens of a sample, in attention too", False),
     ("ep", "the experts of a layer", False),
-    ("pp", "the layers, into stages", False),
+    ("pp", "the layers, into stages", True),
 )
 BUCKET_BYTES = 25 * 2**20
 MEMORY_CAUSES = (
@@ -128,14 +128,17 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     """A whole step. `order` holds each device's actions, in device order.
 
     `microbatches` is how many each data rank plays one after another (accumulation when there is
-    one stage); `token_slices` how many tokens each slice of a microbatch has, where actions name
-    slices (unset: as even as can be); `bucket_bytes` the size at which gradient buckets close;
-    `overlap` whether they are reduced while backward runs.
+    `microbatches` is how many each data rank plays one after another (accumulation when there is
+    one stage); `order_name` is what a pipeline's order is called, if it has a name; `token_slices`
+    how many tokens each slice of a microbatch has, where actions name slices (unset: as even as
+    can be); `bucket_bytes` the size at which gradient buckets close; `overlap` whether they are
+    reduced while backward runs.
     """
 
     stages: tuple[Stage, ...]
     layer_plans: Mapping[str, LayerPlan]
     order: tuple[tuple[Action, ...], ...]
+    order_name: str = ""
     microbatches: int
     global_batch: int
     seq_len: int

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Annotated, Literal
 
 import msgspec
 
-from ..errors import Violation, nearest_first
+from ..errors import Violation, literal, nearest_first
 from .ir import Level
 from .order import ORDERS
+from .order.kind import Order
 
+DEFAULT_ORDER = "1f1b"
 _Degree = Annotated[int, msgspec.Meta(ge=1)]
 
 
@@ -22,14 +25,16 @@ class Parallel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         shard: Devices inside a replica that share the batch and, by level, its state.
         level: What the shard axis splits: the batch alone ("none"), and optimizer state, and
             gradients, and parameters.
-        tp: Tensor-parallel degree.
+        tp: Tensor-parallel degree; 1 if not given.
         sp: Whether activations between tensor-parallel parts are split along the sequence.
         cp: Context-parallel degree.
         ep: Expert-parallel degree.
-        pp: Pipeline stages.
+        pp: Pipeline ranks, each with a stage (or several, as the order has it); 1 if not given.
+        stages: Layers of each stage, from the first to the last; unless given, they are balanced
+            by time.
         microbatch: Samples per device and pass; the rest of the batch is accumulated.
         recompute: Whether activations are computed again in the backward pass.
-        order: Order of a pipeline's actions.
+        order: Order of a pipeline's actions ("1f1b" if not given); `polyreme list orders` has all.
         bucket_bytes: Size at which a bucket of gradients is reduced.
         overlap: Whether gradients are reduced while the backward pass runs.
     """
@@ -43,6 +48,7 @@ class Parallel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     cp: _Degree | None = None
     ep: _Degree | None = None
     pp: _Degree | None = None
+    stages: Annotated[tuple[_Degree, ...], msgspec.Meta(min_length=1)] | None = None
     microbatch: _Degree | None = None
     recompute: Literal["none", "all"] | None = None
     order: str | None = None
@@ -50,7 +56,7 @@ class Parallel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     overlap: bool | None = None
 
     def check(self) -> list[Violation]:
-        """A plan stands alone; a level needs a shard axis; no axis that cannot be run yet."""
+        """A plan stands alone; a level needs a shard axis, tokens tensor parts, an order stages."""
         found = []
         given = {
             name: value
@@ -63,19 +69,44 @@ class Parallel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         if self.shard == 1 and self.level not in (None, "none"):
             rule = "has nothing to split: parallel.shard is 1"
             found.append(_refused("level", self.level, rule, '"none" (or parallel.shard > 1)'))
-        planned = "is planned, but not executable yet"
-        for axis in ("tp", "cp", "ep", "pp"):
+        for axis in ("cp", "ep"):
             if given.get(axis, 1) > 1:
-                found.append(_refused(axis, given[axis], planned, "1"))
-        if self.sp:
-            found.append(_refused("sp", True, planned, "false"))
-        if self.order is not None and self.order not in ORDERS:
-            legal = ", ".join(nearest_first(self.order, list(ORDERS)))
-            found.append(_refused("order", self.order, "is no order", legal))
-        elif self.order is not None:
-            rule = f"{planned}: an order belongs to parallel.pp > 1"
-            found.append(_refused("order", self.order, rule, "leave it out"))
-        return found
+                rule = "is planned, but not executable yet"
+                found.append(_refused(axis, given[axis], rule, "1"))
+        if self.sp and given.get("tp", 1) == 1:
+            rule = "splits tokens over tensor parts, and there are none: parallel.tp is 1"
+            found.append(_refused("sp", True, rule, "false (or parallel.tp > 1)"))
+        return [*found, *self._pipeline()]
+
+    @property
+    def pipeline(self) -> Order:
+        """The order of a pipeline that was asked for by a name that exists, or else the default."""
+        return ORDERS[DEFAULT_ORDER if self.order is None else self.order]
+
+    def _pipeline(self) -> Iterator[Violation]:
+        """An order that there is, and stages, for a pipeline."""
+        known = self.order is None or self.order in ORDERS
+        if not known:
+            legal = ", ".join(map(literal, nearest_first(str(self.order), list(ORDERS))))
+            yield _refused("order", self.order, "is no order", legal)
+        if (self.pp or 1) == 1:
+            rule = "belongs to a pipeline, and there is none: parallel.pp is 1"
+            alone = {"order": self.order if known else None, "stages": self.stages}
+            for name, value in alone.items():
+                if value is not None:
+                    yield _refused(name, value, rule, "leave it out (or parallel.pp > 1)")
+        elif not known:
+            return
+        elif not self.pipeline.synchronous:
+            rule = "computes with weights of earlier steps, which is not executable yet"
+            names = ", ".join(literal(n) for n, each in ORDERS.items() if each.synchronous)
+            yield _refused("order", self.order, rule, names)
+        elif self.stages is not None and self.pp is not None:
+            n_stages = self.pp * self.pipeline.chunks
+            if len(self.stages) != n_stages:
+                rule = f"is for {len(self.stages)} stages, and there are {n_stages}"
+                legal = f"{literal([1] * n_stages)} (or any {n_stages} integers >= 1)"
+                yield _refused("stages", self.stages, rule, legal)
 
 
 def _refused(name: str, value: object, rule: str, legal: str) -> Violation:

@@ -40,10 +40,9 @@ class _VShape(Order):
     def actions(self, n_ranks: int, n_microbatches: int, costs: Costs) -> Ranks:
         """The block as it is, or with its weight halves where ranks wait: what is shorter."""
         as_it_is = _repeated(self._block(n_ranks), n_microbatches)
-        found = [as_it_is]
-        for fits in (True, False):
-            found.append(_late(as_it_is, self.cap(n_ranks), costs, fits=fits))
-        return min(found, key=lambda ranks: play(ranks, 2 * n_ranks, costs).makespan_s)
+        cap = self.cap(n_ranks)
+        late = [_late(as_it_is, cap, costs, fits=fits) for fits in (True, False)]
+        return min([as_it_is, *late], key=lambda ranks: play(ranks, 2 * n_ranks, costs).makespan_s)
 
     def _block(self, p: int) -> list[list[tuple[int, Action]]]:
         """When each rank plays its passes over microbatch 0, in passes."""

@@ -1,0 +1,131 @@
+"""Whether a plan's layers are split in a way that can be run: one grid, parts that layers allow."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+
+from ..errors import Violation
+from ..graph.layer import LayerGraph
+from .degrees import refused_sp, refused_tp
+from .grid import INNER_AXES, Degrees, even_degrees, grid_of
+from .ir import LayerPlan, Plan, ShardTree, axes, devices
+
+
+def split_violations(plan: Plan) -> Iterator[Violation]:
+    """What the format can say of splits and nothing can run yet: unlike layers, other axes."""
+    found: Counter[Degrees] = Counter()
+    of: dict[ShardTree, Degrees | None] = {}
+    wrong = False
+    for name, layer_plan in distinct(plan).items():
+        path, split = f"layer_plans.{name}", layer_plan.split
+        if split not in of:
+            of[split] = even_degrees(split)
+        degrees = of[split]
+        if foreign := [axis for axis in axes(split) if axis not in INNER_AXES]:
+            rule = f"needs {', '.join(foreign)}, which is not executable yet"
+            yield _wrong(f"{path}.split", foreign, rule, ", ".join(INNER_AXES))
+        elif degrees is None:
+            rule = "is uneven, or does not split over replica, shard and tp in this order"
+            yield _wrong(f"{path}.split", list(devices(split)), rule, "even parts")
+        wrong = wrong or degrees is None
+        if degrees is not None:
+            found[degrees] += 1
+            yield from _own_violations(path, layer_plan, degrees)
+        if layer_plan.offload:
+            what = sorted(layer_plan.offload)
+            yield _wrong(f"{path}.offload", what, "is not executable yet", "nothing")
+    if len(found) > 1:
+        rule = "has layers with different degrees, which is not executable yet"
+        legal = "the same replica, shard and tp everywhere"
+        yield _wrong("layer_plans", len(found), rule, legal)
+    elif len({layer_plan.sp for layer_plan in plan.layer_plans.values()}) > 1:
+        rule = "splits tokens between tensor parts in some layers only"
+        yield _wrong("layer_plans", "sp", rule, "sp true in all layers, or in none")
+    elif found and not wrong:
+        yield from _placement_violations(plan)
+
+
+def tensor_violations(plan: Plan, graph: LayerGraph) -> Iterator[Violation]:
+    """Degrees of tensor parallelism that a layer does not allow."""
+    splits = {layer_plan.split: name for name, layer_plan in distinct(plan).items()}
+    degrees = {found: name for split, name in splits.items() if (found := even_degrees(split))}
+    for tp in sorted({each.tp for each in degrees} - {1}):
+        if (refused := refused_tp(graph, tp)) is not None:
+            path = f"layer_plans.{refused.layer}.split"
+            yield _wrong(path, tp, f"tensor parts: this {refused.rule}", refused.legal)
+        elif any(layer_plan.sp for layer_plan in distinct(plan).values()):
+            no_tokens = refused_sp(graph, tp)
+            if no_tokens is not None:
+                path = f"layer_plans.{no_tokens.layer}.sp"
+                yield _wrong(path, True, no_tokens.rule, no_tokens.legal)
+
+
+def _own_violations(path: str, layer_plan: LayerPlan, degrees: Degrees) -> Iterator[Violation]:
+    if layer_plan.sp and degrees.tp == 1:
+        rule = "has no tensor parts to split tokens over"
+        yield _wrong(f"{path}.sp", True, rule, "false, or tp 2 or more")
+    if layer_plan.level != "none" and degrees.shard == 1:
+        rule = "shards over one device"
+        yield _wrong(f"{path}.level", layer_plan.level, rule, '"none", or shard 2 or more')
+
+
+def _placement_violations(plan: Plan) -> Iterator[Violation]:
+    """Stages lie on the same devices or on none of each other's, named in the splits' order."""
+    if _complete(plan) and grid_of(plan) is None:
+        placed: dict[int, tuple[int, tuple[int, ...]]] = {}
+        for index, stage in enumerate(plan.stages):
+            path = f"stages[{index}].placements"
+            splits = {
+                devices(plan.layer_plans[name].split)
+                for name in stage.layers
+                if name in plan.layer_plans
+            }
+            others = [list(split) for split in splits if split != stage.placements[0]]
+            if others:
+                rule = f"names other devices, or in another order, than its layers: {others[0]}"
+                yield _wrong(path, list(stage.placements[0]), rule, "those of its layers")
+            for row in stage.placements:
+                for device in row:
+                    of, before = placed.setdefault(device, (index, row))
+                    if before != row:
+                        rule = f"shares some devices with stage {of} and not all"
+                        yield _wrong(path, list(row), rule, "all of them, or none")
+                        break
+                else:
+                    if len(row) != len(stage.placements[0]):
+                        rule = f"has {len(row)} devices, unlike the first one"
+                        yield _wrong(path, list(row), rule, f"{len(stage.placements[0])} devices")
+
+
+def same_orders(plan: Plan) -> Iterator[Violation]:
+    """The devices of a pipeline rank share layers or batches, and play one order."""
+    grid = grid_of(plan) if _complete(plan) else None
+    if grid is None or len(plan.stages) < 2 or len(plan.order) != len(grid.devices):
+        return
+    ascending = sorted(grid.devices)
+    of = dict(zip(ascending, plan.order, strict=True))
+    for row in grid.pipes:
+        for device in row[1:]:
+            if of[device] is not of[row[0]] and of[device] != of[row[0]]:
+                path = f"order[{ascending.index(device)}]"
+                rule = f"is another than that of device {row[0]}, on the same stages"
+                yield _wrong(path, f"device {device}", rule, "one order for each pipeline rank")
+
+
+def _complete(plan: Plan) -> bool:
+    """Whether each layer has a plan and each stage devices; what is missing is said elsewhere."""
+    names = [name for stage in plan.stages for name in stage.layers]
+    return all(stage.placements for stage in plan.stages) and set(names) <= set(plan.layer_plans)
+
+
+def distinct(plan: Plan) -> dict[str, LayerPlan]:
+    """One layer for each different layer plan."""
+    first: dict[int, str] = {}
+    for name, layer_plan in plan.layer_plans.items():
+        first.setdefault(id(layer_plan), name)
+    return {name: plan.layer_plans[name] for name in first.values()}
+
+
+def _wrong(field: str, value: object, rule: str, legal: str) -> Violation:
+    return Violation(path=f"plan.{field}", value=value, rule=rule, legal=legal)

@@ -1,0 +1,71 @@
+"""Into how many tensor parts the layers of a model can be split."""
+
+from __future__ import annotations
+
+import msgspec
+
+from ..graph.layer import LayerGraph
+
+
+class Refusal(msgspec.Struct, frozen=True, kw_only=True):
+    """Why a model cannot be split into so many tensor parts: the first layer that refuses."""
+
+    layer: str
+    rule: str
+    legal: str
+
+
+def legal_tp(graph: LayerGraph, layer: str, tp: int) -> bool:
+    """Whether a layer can be split into so many tensor parts."""
+    plan = graph.tensor_plan(layer)
+    return tp == 1 or (plan is not None and plan.legal(tp))
+
+
+def refused_tp(graph: LayerGraph, tp: int) -> Refusal | None:
+    """Why the model cannot be split into so many tensor parts; None if it can."""
+    for name in () if tp == 1 else _one_of_each_kind(graph):
+        plan = graph.tensor_plan(name)
+        if plan is None:
+            rule = f'is more than 1, and layer "{name}" cannot be split'
+            return Refusal(layer=name, rule=rule, legal="1")
+        reason = plan.refusal(tp)
+        if reason is not None:
+            legal = ", ".join(map(str, legal_degrees(graph, tp)))
+            return Refusal(layer=name, rule=f'{reason} of layer "{name}"', legal=legal)
+    return None
+
+
+def refused_sp(graph: LayerGraph, tp: int) -> Refusal | None:
+    """Why tokens cannot be split over so many tensor parts; None if they can."""
+    for name in _one_of_each_kind(graph):
+        plan = graph.tensor_plan(name)
+        if plan is not None and (reason := plan.refusal(tp, sp=True)) is not None:
+            rule = f'cannot be: layer "{name}" {reason}'
+            return Refusal(layer=name, rule=rule, legal="false")
+    return None
+
+
+def legal_degrees(graph: LayerGraph, tp: int) -> tuple[int, ...]:
+    """All numbers of tensor parts that the model allows; up to `tp` where it sets no end."""
+    names = _one_of_each_kind(graph)
+    plans = [graph.tensor_plan(name) for name in names]
+    ends = [
+        run.units
+        for plan in plans
+        if plan is not None
+        for cutting in plan.cuttings
+        if cutting.side != "vocabulary"
+        for run in cutting.runs
+        if not run.shared
+    ]
+    most = min(ends, default=tp)
+    return tuple(
+        degree
+        for degree in range(1, most + 1)
+        if all(legal_tp(graph, name, degree) for name in names)
+    )
+
+
+def _one_of_each_kind(graph: LayerGraph) -> list[str]:
+    """Layers of one kind are split alike."""
+    return list({layer.kind: layer.name for layer in reversed(graph.layers)}.values())[::-1]
