@@ -19,7 +19,7 @@ from polyreme.graph.loss import cross_entropy as whole_loss
 from polyreme.graph.options import Transformers
 from polyreme.graph.run import run
 from polyreme.runtime.apply.tensor import Cut, Tp, argmax, cross_entropy, split, sum_partial
-from polyreme.runtime.apply.tensor.cut import vocabulary_interval
+from polyreme.graph.cut import vocabulary_interval
 from polyreme.runtime.apply.tensor.meet import own_tokens
 from polyreme.runtime.timing import Traffic
 from polyreme.sample import SampleSpec, TensorSpec

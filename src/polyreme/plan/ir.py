@@ -128,7 +128,6 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     """A whole step. `order` holds each device's actions, in device order.
 
     `microbatches` is how many each data rank plays one after another (accumulation when there is
-    `microbatches` is how many each data rank plays one after another (accumulation when there is
     one stage); `order_name` is what a pipeline's order is called, if it has a name; `token_slices`
     how many tokens each slice of a microbatch has, where actions name slices (unset: as even as
     can be); `bucket_bytes` the size at which gradient buckets close; `overlap` whether they are

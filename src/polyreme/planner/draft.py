@@ -9,25 +9,39 @@ from collections.abc import Mapping
 import msgspec
 
 from ..errors import ConfigError, Violation
-from ..plan.ir import DataLayout, LayerPlan, Level, Plan, data_layout
+from ..plan.grid import Degrees, grid_of
+from ..plan.ir import Level, Plan
+from ..plan.order.kind import Ranks
 
 
 class Strategy(msgspec.Struct, frozen=True, kw_only=True):
-    """How one layer runs on replica x shard devices.
+    """How one layer runs on replica x shard x tp devices.
 
-    >>> Strategy(replica=2, shard=3).n_devices
-    6
+    >>> Strategy(replica=2, shard=3, tp=2).n_devices
+    12
     """
 
     replica: int = 1
     shard: int = 1
+    tp: int = 1
+    sp: bool = False
     level: Level = "none"
     recompute: bool = False
 
     @property
+    def degrees(self) -> Degrees:
+        """Into how many parts each axis of a stage cuts it."""
+        return Degrees(replica=self.replica, shard=self.shard, tp=self.tp)
+
+    @property
+    def data(self) -> int:
+        """Devices that share the batch; tensor parts count as one."""
+        return self.replica * self.shard
+
+    @property
     def n_devices(self) -> int:
         """Devices that hold the layer."""
-        return self.replica * self.shard
+        return self.data * self.tp
 
     @property
     def parts(self) -> int:
@@ -36,23 +50,44 @@ class Strategy(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Draft(msgspec.Struct, frozen=True, kw_only=True):
-    """A strategy for each layer, in the graph's order, and how a step is played."""
+    """A strategy for each layer, in the graph's order, and how a step is played.
+
+    `stages` holds the layers of each stage (none: all are one), `holders` the pipeline ranks of
+    each; `order` names the order, `actions` are those of each pipeline rank where they are given.
+    """
 
     strategies: Mapping[str, Strategy]
+    pp: int = 1
+    order: str = ""
+    stages: tuple[tuple[str, ...], ...] = ()
+    holders: tuple[tuple[int, ...], ...] = ((0,),)
+    actions: Ranks = ()
     microbatches: int
     global_batch: int
     bucket_bytes: int
     overlap: bool
 
     @property
+    def strategy(self) -> Strategy:
+        """That of the first layer: degrees are the same for all."""
+        return next(iter(self.strategies.values()))
+
+    @property
     def n_devices(self) -> int:
-        """Devices of the one stage."""
-        return next(iter(self.strategies.values())).n_devices
+        """Devices of all stages."""
+        return self.strategy.n_devices * self.pp
 
     @property
     def samples(self) -> int:
         """Samples of the data rank that has most."""
-        return math.ceil(self.global_batch / self.n_devices)
+        return math.ceil(self.global_batch / self.strategy.data)
+
+    def layers_of(self, pipe: int) -> tuple[str, ...]:
+        """Layers of a pipeline rank."""
+        if not self.stages:
+            return tuple(self.strategies)
+        held = [s for s, pipes in zip(self.stages, self.holders, strict=True) if pipe in pipes]
+        return tuple(name for stage in held for name in stage)
 
     @property
     def microbatch_sizes(self) -> Mapping[int, int]:
@@ -73,28 +108,31 @@ def read_draft(plan: Plan) -> Draft:
     Raises:
         ConfigError: the plan has splits or stages that cannot be priced yet.
     """
-    known: dict[int, Strategy | None] = {}
-    strategies = {}
-    wrong = []
-    for name, layer_plan in plan.layer_plans.items():
+    grid = grid_of(plan)
+    if grid is None:
+        legal = "the same replica, shard and tp in all layers"
+        rule = "is split in a way that cannot be priced yet"
+        raise ConfigError([Violation(path="plan.layer_plans", value=None, rule=rule, legal=legal)])
+    known: dict[int, Strategy] = {}
+    for layer_plan in plan.layer_plans.values():
         if id(layer_plan) not in known:
-            layout = data_layout(layer_plan.split)
-            known[id(layer_plan)] = None if layout is None else _strategy(layout, layer_plan)
-        strategy = known[id(layer_plan)]
-        if strategy is None:
-            wrong.append(f"layer_plans.{name}.split")
-        else:
-            strategies[name] = strategy
-    if len(plan.stages) != 1:
-        wrong.append("stages")
-    if wrong:
-        rule = "cannot be priced yet"
-        legal = "one stage, split over replica and shard alone"
-        raise ConfigError(
-            [Violation(path=f"plan.{path}", value=None, rule=rule, legal=legal) for path in wrong]
-        )
+            known[id(layer_plan)] = Strategy(
+                replica=grid.replica,
+                shard=grid.shard,
+                tp=grid.tp,
+                sp=layer_plan.sp,
+                level=layer_plan.level,
+                recompute=layer_plan.recompute,
+            )
+    ascending = sorted(grid.devices)
+    several = len(plan.stages) > 1
     return Draft(
-        strategies=strategies,
+        strategies={name: known[id(each)] for name, each in plan.layer_plans.items()},
+        pp=grid.pp,
+        order=plan.order_name,
+        stages=tuple(stage.layers for stage in plan.stages) if several else (),
+        holders=grid.holders,
+        actions=tuple(plan.order[ascending.index(row[0])] for row in grid.pipes) if several else (),
         microbatches=plan.microbatches,
         global_batch=plan.global_batch,
         bucket_bytes=plan.bucket_bytes,
@@ -109,7 +147,8 @@ def describe_draft(draft: Draft) -> str:
         (f"{count} layers: " if len(counts) > 1 else "") + describe_strategy(strategy)
         for strategy, count in counts.most_common()
     )
-    return f"{how}, {draft.microbatches} x {draft.microbatch} samples"
+    stages = f"{len(draft.stages)} stages ({draft.order}), " if draft.stages else ""
+    return f"{stages}{how}, {draft.microbatches} x {draft.microbatch} samples"
 
 
 def describe_strategy(strategy: Strategy) -> str:
@@ -120,13 +159,7 @@ def describe_strategy(strategy: Strategy) -> str:
     if strategy.shard > 1:
         level = "batch" if strategy.level == "none" else strategy.level
         parts.append(f"{strategy.shard} shards ({level})")
-    return " x ".join(parts) + (", recompute" if strategy.recompute else "")
-
-
-def _strategy(layout: DataLayout, layer_plan: LayerPlan) -> Strategy:
-    return Strategy(
-        replica=layout.replica,
-        shard=layout.shard,
-        level=layer_plan.level,
-        recompute=layer_plan.recompute,
-    )
+    if strategy.tp > 1:
+        parts.append(f"{strategy.tp} tp")
+    said = " x ".join(parts) + (", sp" if strategy.sp else "")
+    return said + (", recompute" if strategy.recompute else "")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from itertools import pairwise
 
 import msgspec
@@ -38,8 +38,8 @@ class Groups(msgspec.Struct, frozen=True, kw_only=True):
 class Classes:
     """The classes of a model's layers and units, each under an index."""
 
-    def __init__(self, graph: LayerGraph) -> None:
-        shapes = read_shapes(graph)
+    def __init__(self, graph: LayerGraph, tp: int = 1) -> None:
+        shapes = read_shapes(graph, tp)
         layer_classes = [
             LayerClass(kind=layer.kind, shapes=shapes[layer.name]) for layer in graph.layers
         ]
@@ -52,34 +52,42 @@ class Classes:
         members = tied_units(graph)
         units = [tuple(self.layer_of[name] for name in names) for names in members]
         last = graph.layers[-1].name
-        self._heads = tuple(names[0] for names in members)
+        self._members = members
         self._tail = next(index for index, names in enumerate(members) if last in names)
         self.units = tuple(dict.fromkeys(units))
         self._unit_indices = tuple(self.units.index(unit) for unit in units)
         self._uniform: dict[Strategy, Groups] = {}
 
-    def groups(self, draft: Draft) -> Groups:
-        """The groups of a draft, in the order of their first members."""
+    def groups(self, draft: Draft, held: Sequence[str] | None = None) -> Groups:
+        """The groups of a draft (of the layers that are held), in the order of first members."""
         strategies = {id(strategy): strategy for strategy in draft.strategies.values()}
-        if len(strategies) > 1:
-            return self._count(draft)
+        if len(strategies) > 1 or held is not None:
+            return self._count(draft, held)
         (strategy,) = strategies.values()
         if strategy not in self._uniform:
             self._uniform[strategy] = self._count(draft)
         return self._uniform[strategy]
 
-    def _count(self, draft: Draft) -> Groups:
+    def _count(self, draft: Draft, held: Sequence[str] | None = None) -> Groups:
         how = draft.strategies
-        layers = [(index, how[name]) for name, index in self.layer_of.items()]
-        units = [
-            (index, how[name]) for name, index in zip(self._heads, self._unit_indices, strict=True)
+        here = set(how if held is None else held)
+        layers = [(index, how[name]) for name, index in self.layer_of.items() if name in here]
+        kept = [
+            (index, how[names[0]], number == self._tail)
+            for number, (names, index) in enumerate(
+                zip(self._members, self._unit_indices, strict=True)
+            )
+            if here & set(names)
         ]
+        units = [(index, strategy) for index, strategy, _ in kept]
+        tails = [at for at, (_, _, is_tail) in enumerate(kept) if is_tail]
+        tail = tails[0] if tails else len(units) - 1
         return Groups(
             layers=_counted(layers),
             units=_counted(units),
             neighbours=tuple(dict.fromkeys(pairwise(units))),
-            tail=units[self._tail],
-            spans=self._tail < len(units) - 1,
+            tail=units[tail],
+            spans=tail < len(units) - 1,
         )
 
 

@@ -49,31 +49,40 @@ class Fitting:
         A device needs the more the lower its index on the shard axis, so that of each device type
         the lowest index is tightest.
         """
-        shard = max(strategy.shard for strategy in draft.strategies.values())
-        lowest: dict[int, tuple[int, int]] = {}
+        lowest: dict[tuple[int, int], tuple[int, int]] = {}
         first = 0
         for host in self.cluster.hosts:
-            if first >= draft.n_devices:
-                break
             have_bytes = self.cluster.device_types[host.device_type].memory_bytes
-            last = min(first + host.n_devices, draft.n_devices)
-            device = -(-first // shard) * shard  # the host's first device with index 0
-            device = device if device < last else first
-            here = (device % shard, device)
-            lowest[have_bytes] = min(lowest.get(have_bytes, here), here)
+            for device in range(first, min(first + host.n_devices, draft.n_devices)):
+                pipe, index = self._place(draft, device)
+                here = (index, device)
+                key = (have_bytes, pipe)
+                lowest[key] = min(lowest.get(key, here), here)
             first += host.n_devices
         rooms = [
             Room(
                 device=device,
                 have_bytes=have_bytes,
-                need_bytes=self.memory.causes(draft, self.profile, shard_index),
+                need_bytes=self.memory.causes(draft, self.profile, shard_index, pipe),
             )
-            for have_bytes, (shard_index, device) in lowest.items()
+            for (have_bytes, pipe), (shard_index, device) in lowest.items()
         ]
         return max(rooms, key=lambda room: room.over_bytes)
 
     def by_device(self, draft: Draft) -> tuple[Mapping[str, int], ...]:
         """Peak bytes by cause of every device of a draft; equal devices share one mapping."""
-        shard = max(strategy.shard for strategy in draft.strategies.values())
-        rows = [self.memory.causes(draft, self.profile, index) for index in range(shard)]
-        return tuple(rows[device % shard] for device in range(draft.n_devices))
+        rows: dict[tuple[int, int], Mapping[str, int]] = {}
+        found = []
+        for device in range(draft.n_devices):
+            pipe, index = self._place(draft, device)
+            if (pipe, index) not in rows:
+                rows[pipe, index] = self.memory.causes(draft, self.profile, index, pipe)
+            found.append(rows[pipe, index])
+        return tuple(found)
+
+    @staticmethod
+    def _place(draft: Draft, device: int) -> tuple[int, int]:
+        """Pipeline rank and index on the shard axis."""
+        strategy = draft.strategy
+        pipe, place = divmod(device, strategy.n_devices)
+        return pipe, place // strategy.tp % strategy.shard

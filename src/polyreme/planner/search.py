@@ -11,10 +11,12 @@ from ..errors import Infeasible
 from ..graph.layer import LayerGraph
 from ..plan.ir import Estimate, Plan, Rejected, Search, Workload, hash_inputs
 from ..plan.options import Parallel
+from ..profile.fit import Fit
 from ..profile.record import Profile
 from ..units import show_bytes, show_seconds
 from .cost.data import DataCost, StepTime
 from .cost.memory import Memory
+from .cost.pipeline import StepCost
 from .draft import Draft, describe_draft, read_draft
 from .room import Fitting
 from .solve import Candidate, Solution
@@ -44,16 +46,23 @@ def search(
         Infeasible: no plan fits the memory; says what is missing and what would help.
     """
     start_s = time.monotonic()
-    space = offer(graph, cluster, workload, parallel, all_devices=all_devices)
-    memory = Memory(graph, workload)
+    fit = Fit(profile)
+    kinds = {layer.kind for layer in graph.layers}
+    seconds = {kind: fit.forward_s(kind, 1) + fit.backward_s(kind, 1) for kind in kinds}
+    space = offer(graph, cluster, workload, parallel, all_devices=all_devices, seconds=seconds)
+    memory = Memory(graph, workload, parallel.tp or 1)
     fitting = Fitting(memory, profile, cluster)
-    cost = DataCost(memory, profile, cluster)
+    cost = StepCost(DataCost(memory, profile, cluster), graph, profile)
     solution = grid(graph, space, cost, fitting, DEADLINE_S)
     best = solution.candidates[0]
     if not best.room.fits:
         problem = Problem(graph=graph, cluster=cluster, workload=workload, parallel=parallel)
         raise _infeasible(best, problem, fitting)
-    kept = [candidate for candidate in solution.candidates[:top] if candidate.room.fits]
+    kept = [
+        msgspec.structs.replace(candidate, draft=cost.ordered(candidate.draft))
+        for candidate in solution.candidates[:top]
+        if candidate.room.fits
+    ]
     inputs_hash = hash_inputs(graph, cluster, workload)
     plans = [
         msgspec.structs.replace(
@@ -86,9 +95,9 @@ def price(
         ConfigError: the plan has parts that cannot be priced yet.
     """
     draft = read_draft(plan)
-    memory = Memory(graph, workload)
+    memory = Memory(graph, workload, draft.strategy.tp)
     fitting = Fitting(memory, profile, cluster)
-    time_s = DataCost(memory, profile, cluster)(draft)
+    time_s = StepCost(DataCost(memory, profile, cluster), graph, profile)(draft)
     return msgspec.structs.replace(
         plan,
         estimate=_estimate(draft, time_s, fitting),

@@ -13,6 +13,8 @@ from ..graph.layer import LayerGraph
 if TYPE_CHECKING:
     from torch import nn
 
+    from ..graph.tensor import TensorPlan
+
 
 class ParamShape(msgspec.Struct, frozen=True, kw_only=True):
     """One parameter that a layer owns.
@@ -57,26 +59,33 @@ class LayerShapes(msgspec.Struct, frozen=True, kw_only=True):
     looks_up: bool
 
 
-def read_shapes(graph: LayerGraph) -> Mapping[str, LayerShapes]:
-    """Shapes by layer name; layers of one kind with the same ties share one object."""
+def read_shapes(graph: LayerGraph, tp: int = 1) -> Mapping[str, LayerShapes]:
+    """Shapes by layer name, of the first of `tp` tensor parts, which has most.
+
+    Layers of one kind with the same ties share one object.
+    """
     known: dict[tuple[str, frozenset[str]], LayerShapes] = {}
     found = {}
     for layer in graph.layers:
         tied = frozenset(own for own, whole in layer.params.items() if whole in layer.ties)
         key = (layer.kind, tied)
         if key not in known:
-            known[key] = _read(graph.build(layer.name), tied)
+            plan = graph.tensor_plan(layer.name) if tp > 1 else None
+            known[key] = _read(graph.build(layer.name), tied, plan, tp)
         found[layer.name] = known[key]
     return found
 
 
-def _read(module: nn.Module, tied: frozenset[str]) -> LayerShapes:
+def _read(module: nn.Module, tied: frozenset[str], plan: TensorPlan | None, tp: int) -> LayerShapes:
     from torch import nn
     from torch.nn.modules.batchnorm import _BatchNorm
 
+    from ..graph.cut import OnePart, cuts_of
+
+    cuts = {} if plan is None else cuts_of(module, plan, OnePart(degree=tp))
     params = tuple(
         ParamShape(
-            shape=tuple(param.shape),
+            shape=cuts[own].local_shape if own in cuts else tuple(param.shape),
             trainable=param.requires_grad,
             special=param.dim() == 0
             or isinstance(module.get_submodule(own.rpartition(".")[0]), _BatchNorm),

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from itertools import accumulate, pairwise
 
 import msgspec
 
 from ..cluster.types import Cluster
 from ..errors import ConfigError, Violation
 from ..graph.layer import LayerGraph
+from ..plan.degrees import refused_sp, refused_tp
+from ..plan.grid import even_split
 from ..plan.ir import (
     AXES,
     BUCKET_BYTES,
@@ -19,10 +22,12 @@ from ..plan.ir import (
     Stage,
     Workload,
     accumulation_order,
-    data_split,
 )
 from ..plan.options import Parallel
+from ..plan.order import ORDERS
+from ..plan.order.kind import Ranks, with_updates
 from .draft import Draft, Strategy
+from .stages import balanced
 
 SHARDED_LEVELS: tuple[Level, ...] = ("optimizer", "grads", "params")
 ALL_COUNTS_UP_TO = 8  # devices; beyond, only counts that divide the number of devices
@@ -32,7 +37,8 @@ class Space(msgspec.Struct, frozen=True, kw_only=True):
     """Strategies that are offered to every layer and how a step may be played.
 
     Layers of `normed` take statistics over their microbatch: they are never run a second time,
-    and unless the user fixes the microbatch it is as large as it can be.
+    and unless the user fixes the microbatch it is as large as it can be. `pp` pipeline ranks play
+    `order` over stages of so many layers (`sizes`).
     """
 
     layers: tuple[str, ...]
@@ -43,6 +49,15 @@ class Space(msgspec.Struct, frozen=True, kw_only=True):
     microbatch: int | None
     bucket_bytes: int
     overlap: bool
+    pp: int = 1
+    order: str = ""
+    sizes: tuple[int, ...] = ()
+
+    @property
+    def stages(self) -> tuple[tuple[str, ...], ...]:
+        """The layers of each stage; none where all are one."""
+        ends = list(accumulate(self.sizes, initial=0))
+        return tuple(self.layers[start:end] for start, end in pairwise(ends))
 
     def microbatches(self, n_ranks: int) -> tuple[int, ...]:
         """Numbers of microbatches for so many data ranks, fewest first.
@@ -65,12 +80,18 @@ class Space(msgspec.Struct, frozen=True, kw_only=True):
     def drafts(self) -> Iterator[Draft]:
         """Drafts in which all layers run alike, the simplest first."""
         for strategy in self.strategies:
-            for microbatches in self.microbatches(strategy.n_devices):
+            for microbatches in self.microbatches(strategy.data):
+                if self.order and ORDERS[self.order].refused(self.pp, microbatches):
+                    continue
                 once = msgspec.structs.replace(strategy, recompute=False)
                 yield Draft(
                     strategies={
                         name: once if name in self.normed else strategy for name in self.layers
                     },
+                    pp=self.pp,
+                    order=self.order,
+                    stages=self.stages,
+                    holders=ORDERS[self.order].placements(self.pp) if self.order else ((0,),),
                     microbatches=microbatches,
                     global_batch=self.workload.global_batch,
                     bucket_bytes=self.bucket_bytes,
@@ -79,20 +100,37 @@ class Space(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def write_plan(draft: Draft, workload: Workload) -> Plan:
-    """The draft on the first devices of the cluster: one stage."""
-    devices = tuple(range(draft.n_devices))
-    known: dict[Strategy, LayerPlan] = {}
-    for strategy in draft.strategies.values():
-        if strategy not in known:
-            known[strategy] = LayerPlan(
-                split=data_split(strategy.replica, strategy.shard, devices),
-                level=strategy.level,
-                recompute=strategy.recompute,
-            )
+    """The draft on the first devices of the cluster, stage by stage."""
+    n = draft.strategy.n_devices
+    rows = [tuple(range(pipe * n, pipe * n + n)) for pipe in range(draft.pp)]
+    names = draft.stages or (tuple(draft.strategies),)
+    placed = [tuple(rows[pipe] for pipe in pipes) for pipes in draft.holders]
+    stages = [
+        Stage(layers=layers, placements=placements)
+        for layers, placements in zip(names, placed, strict=True)
+    ]
+    known: dict[tuple[Strategy, tuple[int, ...]], LayerPlan] = {}
+    layer_plans = {}
+    for stage in stages:
+        devices = stage.placements[0]
+        for name in stage.layers:
+            how = draft.strategies[name]
+            if (how, devices) not in known:
+                known[how, devices] = LayerPlan(
+                    split=even_split(devices, how.degrees),
+                    sp=how.sp,
+                    level=how.level,
+                    recompute=how.recompute,
+                )
+            layer_plans[name] = known[how, devices]
+    ranks: Ranks = (accumulation_order(draft.microbatches),)
+    if draft.stages:
+        ranks = with_updates(ORDERS[draft.order], draft.pp, draft.actions)
     return Plan(
-        stages=(Stage(layers=tuple(draft.strategies), placements=(devices,)),),
-        layer_plans={name: known[how] for name, how in draft.strategies.items()},
-        order=(accumulation_order(draft.microbatches),) * len(devices),
+        stages=tuple(stages),
+        layer_plans=layer_plans,
+        order=tuple(actions for actions in ranks for _ in range(n)),
+        order_name=draft.order,
         microbatches=draft.microbatches,
         global_batch=draft.global_batch,
         seq_len=workload.seq_len,
@@ -109,8 +147,11 @@ def offer(
     parallel: Parallel,
     *,
     all_devices: bool = False,
+    seconds: Mapping[str, float] | None = None,
 ) -> Space:
     """The space that the user's fixes leave; with `all_devices`, as many of them as can be used.
+
+    `seconds` of each kind of layer balance stages (unset: all layers count alike).
 
     Raises:
         ConfigError: a fix is impossible here, or together they leave nothing.
@@ -127,10 +168,24 @@ def offer(
         microbatch=parallel.microbatch,
         bucket_bytes=parallel.bucket_bytes or BUCKET_BYTES,
         overlap=True if parallel.overlap is None else parallel.overlap,
+        pp=parallel.pp or 1,
+        order=parallel.pipeline.name if (parallel.pp or 1) > 1 else "",
+        sizes=_stage_sizes(graph, parallel, seconds),
     )
     if next(space.drafts(), None) is None:
         raise ConfigError([_nothing_left(cluster, workload, parallel)])
     return space
+
+
+def _stage_sizes(
+    graph: LayerGraph, parallel: Parallel, seconds: Mapping[str, float] | None
+) -> tuple[int, ...]:
+    if (parallel.pp or 1) == 1:
+        return ()
+    if parallel.stages is not None:
+        return parallel.stages
+    each = [1.0 if seconds is None else seconds[layer.kind] for layer in graph.layers]
+    return balanced(each, (parallel.pp or 1) * parallel.pipeline.chunks)
 
 
 def _strategies(
@@ -152,7 +207,14 @@ def _strategies(
         and parallel.replica in (None, n_ranks // shard)
     ]
     return tuple(
-        Strategy(replica=replica, shard=shard, level=level, recompute=recompute)
+        Strategy(
+            replica=replica,
+            shard=shard,
+            tp=parallel.tp or 1,
+            sp=bool(parallel.sp),
+            level=level,
+            recompute=recompute,
+        )
         for recompute in recomputes
         for replica, shard in sorted(meshes, key=lambda mesh: (mesh[1], mesh[0]))
         for level in _levels(shard, parallel)
@@ -173,16 +235,22 @@ def _levels(shard: int, parallel: Parallel) -> tuple[Level, ...]:
 def _device_counts(
     cluster: Cluster, workload: Workload, parallel: Parallel, all_devices: bool
 ) -> list[int]:
-    most = min(cluster.n_devices, workload.global_batch)
+    n_devices = cluster.n_devices // _inside(parallel)
+    most = min(n_devices, workload.global_batch)
     if parallel.replica is not None and parallel.shard is not None:
         return [parallel.replica * parallel.shard]
     step = parallel.replica or parallel.shard or 1
     if all_devices:
         return [most // step * step]
-    if cluster.n_devices <= ALL_COUNTS_UP_TO:
+    if n_devices <= ALL_COUNTS_UP_TO:
         return list(range(1, most + 1))
-    counts = {count for count in range(1, most + 1) if cluster.n_devices % count == 0}
+    counts = {count for count in range(1, most + 1) if n_devices % count == 0}
     return sorted({*counts, most, *range(step, most + 1, step)} if step > 1 else {*counts, most})
+
+
+def _inside(parallel: Parallel) -> int:
+    """Devices that one share of the batch takes."""
+    return (parallel.tp or 1) * (parallel.pp or 1)
 
 
 def _unsupported(parallel: Parallel) -> Iterator[Violation]:
@@ -190,16 +258,22 @@ def _unsupported(parallel: Parallel) -> Iterator[Violation]:
         degree = None if runs else getattr(parallel, axis)
         if degree is not None and degree > 1:
             yield _wrong(axis, degree, "is not executable yet", "1, or unset")
-    if parallel.sp:
-        yield _wrong("sp", True, "needs tp, which is not executable yet", "false, or unset")
-    if parallel.order is not None:
-        yield _wrong("order", parallel.order, "needs pp, which is not executable yet", "unset")
 
 
 def _impossible(
     graph: LayerGraph, cluster: Cluster, workload: Workload, parallel: Parallel
 ) -> Iterator[Violation]:
-    n_devices, batch = cluster.n_devices, workload.global_batch
+    inside, batch = _inside(parallel), workload.global_batch
+    if inside > cluster.n_devices:
+        axis = "pp" if (parallel.pp or 1) > 1 else "tp"
+        rule = f"exceeds the {cluster.n_devices} devices of {cluster.name}"
+        if (parallel.pp or 1) > 1 and (parallel.tp or 1) > 1:
+            rule = f"times tp {parallel.tp} {rule}"
+        legal = f"1 to {cluster.n_devices // (inside // (getattr(parallel, axis) or 1))}"
+        yield _wrong(axis, getattr(parallel, axis), rule, legal)
+        return
+    n_devices = cluster.n_devices // inside
+    yield from _uncuttable(graph, parallel)
     for axis in ("replica", "shard"):
         degree = getattr(parallel, axis)
         if degree is not None and degree > n_devices:
@@ -219,6 +293,26 @@ def _impossible(
             rule = f'exceeds what layer "{layer.name}" allows'
             yield _wrong("shard", shard, rule, f"1 to {limit}")
             break
+
+
+def _uncuttable(graph: LayerGraph, parallel: Parallel) -> Iterator[Violation]:
+    """Degrees that the model's layers do not allow."""
+    tp, pp = parallel.tp or 1, parallel.pp or 1
+    if tp > 1:
+        refused = refused_tp(graph, tp)
+        if refused is not None:
+            yield _wrong("tp", tp, refused.rule, refused.legal)
+        elif parallel.sp and (no_tokens := refused_sp(graph, tp)) is not None:
+            yield _wrong("sp", True, no_tokens.rule, no_tokens.legal)
+    n_layers, n_stages = len(graph.layers), pp * parallel.pipeline.chunks
+    if pp > 1 and n_stages > n_layers:
+        rule = f"makes {n_stages} stages, and the model has {n_layers} layers"
+        yield _wrong("pp", pp, rule, f"1 to {n_layers // parallel.pipeline.chunks}")
+    elif pp > 1 and parallel.stages is not None and sum(parallel.stages) != n_layers:
+        rule = f"has {sum(parallel.stages)} layers, and the model has {n_layers}"
+        example = list(balanced([1.0] * n_layers, len(parallel.stages)))
+        legal = f"{example} (or any {len(example)} that add up to {n_layers})"
+        yield _wrong("stages", list(parallel.stages), rule, legal)
 
 
 def _nothing_left(cluster: Cluster, workload: Workload, parallel: Parallel) -> Violation:

@@ -76,7 +76,14 @@ def passes(stage: int, kinds: Iterable[tuple[ActionKind, int]]) -> tuple[Action,
 def plan_order(order: Order, n_ranks: int, n_microbatches: int, costs: Costs) -> Ranks:
     """What each rank plays in a step: its passes, then one update of each stage that it holds."""
     assert order.refused(n_ranks, n_microbatches) is None, "there is no such order"
-    ranks = order.actions(n_ranks, n_microbatches, costs)
+    return with_updates(order, n_ranks, order.actions(n_ranks, n_microbatches, costs))
+
+
+def with_updates(order: Order, n_ranks: int, ranks: Ranks) -> Ranks:
+    """The passes of each rank, then one update of each stage that it holds.
+
+    An order that is not synchronous has its updates already.
+    """
     if not order.synchronous:
         return ranks
     updates: list[list[Action]] = [[] for _ in ranks]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Sequence
 
 import msgspec
 
@@ -26,6 +27,16 @@ class StepTime(msgspec.Struct, frozen=True, kw_only=True):
     def step_s(self) -> float:
         """Seconds from one step to the next."""
         return self.compute_s + self.exposed_comm_s
+
+
+class StageTime(msgspec.Struct, frozen=True, kw_only=True):
+    """Seconds of one stage: its passes over a microbatch, its update, its exchanges of a step."""
+
+    forward_s: float
+    backward_s: float
+    update_s: float
+    comm_s: float
+    exposed_comm_s: float
 
 
 class _Traffic(msgspec.Struct, kw_only=True):
@@ -94,6 +105,29 @@ class DataCost:
         ) + bucketed.exposed_s(rounds, forward_s, backward_s, overlap if draft.overlap else 0.0)
         return StepTime(
             compute_s=compute_s + self._update_s(groups),
+            comm_s=sharded.comm_s(rounds) + bucketed.comm_s(rounds),
+            exposed_comm_s=exposed_s,
+        )
+
+    def stage(self, draft: Draft, held: Sequence[str]) -> StageTime:
+        """What a stage takes of a step, and what is exchanged for it over the data axes.
+
+        Passes are those of a microbatch of the largest size on one device, not split over tensor
+        parts.
+        """
+        groups = self.memory.classes.groups(draft, held)
+        forward_s, backward_s = self._pass_s(groups, draft.microbatch)
+        sharded, bucketed = self._sharded_traffic(groups), self._bucketed_traffic(draft, groups)
+        rounds = draft.microbatches
+        overlap = self.profile.overlap
+        sharded_overlap = self.profile.sharded_overlap
+        exposed_s = sharded.exposed_s(
+            rounds, forward_s, backward_s, overlap if sharded_overlap is None else sharded_overlap
+        ) + bucketed.exposed_s(rounds, forward_s, backward_s, overlap if draft.overlap else 0.0)
+        return StageTime(
+            forward_s=forward_s,
+            backward_s=backward_s,
+            update_s=self._update_s(groups),
             comm_s=sharded.comm_s(rounds) + bucketed.comm_s(rounds),
             exposed_comm_s=exposed_s,
         )
@@ -170,9 +204,9 @@ class DataCost:
             self.memory.unit(index, strategy.parts).loose * count
             for index, strategy, count in groups.units
         )
-        n_devices = draft.n_devices
+        n_devices = draft.strategy.data
         if n_devices > 1 and whole_bytes:
-            n_hosts = self._n_hosts(1, n_devices)[0]
+            n_hosts = self._n_hosts(1, n_devices * draft.strategy.tp)[0]
             full, rest_bytes = divmod(whole_bytes, draft.bucket_bytes)
             full_s = self._fit.collective_s("all_reduce", n_devices, draft.bucket_bytes, n_hosts)
             rest_s = self._fit.collective_s("all_reduce", n_devices, rest_bytes, n_hosts)

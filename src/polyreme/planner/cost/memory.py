@@ -13,7 +13,10 @@ from collections.abc import Mapping, Sequence
 import msgspec
 
 from ...graph.layer import LayerGraph
-from ...plan.ir import LayerPlan, Precision, Workload, data_layout
+from ...plan.grid import even_degrees
+from ...plan.ir import LayerPlan, Precision, Workload, degree, devices
+from ...plan.order import ORDERS
+from ...plan.play import Costs
 from ...profile.record import Profile
 from ..draft import Draft, Strategy
 from ..groups import Classes, Groups
@@ -80,29 +83,34 @@ def storage(
     device: int,
 ) -> Storage:
     """Parameters, gradients and optimizer states of a device, to the byte."""
-    memory = Memory(graph, workload)
+    tp = max((degree(each.split, "tp") for each in layer_plans.values()), default=1)
+    memory = Memory(graph, workload, tp)
     total = Storage()
     for layer in graph.layers:
         layer_plan = layer_plans[layer.name]
-        layout = data_layout(layer_plan.split)
-        assert layout is not None, "only data splits can be priced"
-        strategy = Strategy(replica=layout.replica, shard=layout.shard, level=layer_plan.level)
-        total += memory.layer_storage(layer.name, strategy, layout.coordinates(device)[1])
+        found = even_degrees(layer_plan.split)
+        assert found is not None, "only even splits can be priced"
+        place = devices(layer_plan.split).index(device) // found.tp
+        strategy = Strategy(
+            replica=found.replica, shard=found.shard, tp=found.tp, level=layer_plan.level
+        )
+        total += memory.layer_storage(layer.name, strategy, place % found.shard)
     return total
 
 
 class Memory:
-    """Memory of one model under any draft."""
+    """Memory of one model under any draft of so many tensor parts.
 
-    def __init__(self, graph: LayerGraph, workload: Workload) -> None:
+    What layers save for their backward passes is taken as divided by the tensor parts only where
+    tokens are split too: otherwise norms and residuals are whole on each.
+    """
+
+    def __init__(self, graph: LayerGraph, workload: Workload, tp: int = 1) -> None:
         self.graph = graph
         self.workload = workload
+        self.tp = tp
         self.widths = WIDTHS[workload.precision]
-        self.classes = Classes(graph)
-        self._buffer_bytes = sum(
-            self.classes.layers[index].shapes.buffer_bytes
-            for index in self.classes.layer_of.values()
-        )
+        self.classes = Classes(graph, tp)
         self._store = functools.cache(self._stored)
         self.unit = functools.cache(self._unit)
 
@@ -144,21 +152,32 @@ class Memory:
                 optimizer += SCALAR_BYTES * self.workload.optimizer_scalars
         return Storage(parameters=parameters, gradients=gradients, optimizer=optimizer)
 
-    def causes(self, draft: Draft, profile: Profile, shard_index: int) -> dict[str, int]:
-        """Peak bytes by cause of the devices at an index of the shard axis.
+    def causes(
+        self, draft: Draft, profile: Profile, shard_index: int, pipe: int = 0
+    ) -> dict[str, int]:
+        """Peak bytes by cause of the devices at an index of the shard axis, of a pipeline rank.
 
         The peak is in the last layer's loss or in the backward pass of a layer, whichever takes
-        more; the bytes are those of that moment.
+        more; the bytes are those of that moment. In a pipeline all stages of the rank hold what
+        its order lets them hold at once.
         """
-        groups = self.classes.groups(draft)
+        names = draft.layers_of(pipe)
+        groups = self.classes.groups(draft, names if draft.stages else None)
         held = self._storage(groups, shard_index)
         kept, again = self._activation_bytes(groups, profile)
-        logits, gradient = self._logits_bytes()
+        if draft.stages:
+            kept = self._in_flight_bytes(draft, profile, pipe)
+        if draft.strategy.sp:
+            kept, again = (math.ceil(each / draft.strategy.tp) for each in (kept, again))
+        logits, gradient = self._logits_bytes(draft) if self._last_in(names) else (0, 0)
         waiting, moving = self._moving_bytes(groups, draft.microbatches)
+        buffer_bytes = sum(
+            self.classes.layers[self.classes.layer_of[name]].shapes.buffer_bytes for name in names
+        )
         size = draft.microbatch
         activations, logits, buffers = max(
-            (kept * size, logits * size, waiting + self._buffer_bytes),
-            ((kept + again) * size, gradient * size, moving + self._buffer_bytes),
+            (kept * size, logits * size, waiting + buffer_bytes),
+            ((kept + again) * size, gradient * size, moving + buffer_bytes),
             key=sum,
         )
         return {
@@ -171,6 +190,27 @@ class Memory:
             "context": profile.context_bytes,
             "slack": math.ceil(SLACK_SHARE * (activations + logits + buffers)),
         }
+
+    def _last_in(self, names: Sequence[str]) -> bool:
+        return self.graph.output.rpartition(".")[0] in names
+
+    def _in_flight_bytes(self, draft: Draft, profile: Profile, pipe: int) -> int:
+        """Saved bytes a sample at the fullest moment of a pipeline rank's order."""
+        saved = [
+            self._activation_bytes(self.classes.groups(draft, stage), profile)[0]
+            for stage in draft.stages
+        ]
+        held = most = 0
+        actions = draft.actions or ORDERS[draft.order].actions(
+            draft.pp, draft.microbatches, Costs.equal(len(draft.stages))
+        )
+        for action in actions[pipe]:
+            if action.kind == "F":
+                held += saved[action.stage]
+            elif action.kind in "BW":
+                held -= saved[action.stage]
+            most = max(most, held)
+        return most
 
     def layer_bytes(self, name: str, draft: Draft, profile: Profile) -> int:
         """What one layer alone takes on the fullest device: states and saved tensors."""
@@ -193,14 +233,18 @@ class Memory:
                 kept += times.saved_bytes_per_sample * count
         return kept, again
 
-    def _logits_bytes(self) -> tuple[int, int]:
+    def _logits_bytes(self, draft: Draft) -> tuple[int, int]:
         """In the loss, and in the layers' backward pass; a sample.
 
         In the loss: logits, log-probabilities and two gradients, the latter in the master's
         width. Afterwards: logits and their gradient.
         """
         name, _, output = self.graph.output.rpartition(".")
-        elements = math.prod(self.graph.layer(name).outputs[output].shape)
+        shape = tuple(self.graph.layer(name).outputs[output].shape)
+        plan, tp = self.graph.tensor_plan(name), draft.strategy.tp
+        if plan is not None:
+            shape = plan.output_shape(output, shape, tp, 0, sp=draft.strategy.sp)
+        elements = math.prod(shape)
         wide = self.widths
         return elements * (wide.compute + 3 * wide.master), elements * 2 * wide.compute
 

@@ -3,7 +3,7 @@
 Source: Shoeybi et al. 2019 (Megatron-LM), section 3; Korthikanti et al. 2022, section 4.
 """
 
-from .cut import Cut
+from ....graph.cut import Cut
 from .loss import SplitLoss, argmax, cross_entropy
 from .part import Tp
 from .partial import sum_partial

@@ -13,9 +13,9 @@ import torch
 import torch.distributed as dist
 from torch.autograd import Function
 
+from ....graph.cut import vocabulary_interval
 from ....graph.loss import IGNORE_LABEL
 from ....graph.loss import cross_entropy as whole_loss
-from .cut import vocabulary_interval
 from .part import Tp
 
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
-from .cut import Cut
+from ....graph.cut import Cut
 from .part import Tp
 
 

@@ -12,8 +12,8 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from ....graph.cut import Cut, cuts_of, vocabulary_interval
 from ....graph.tensor import Number, Region, TensorPlan
-from .cut import Cut, cuts_of, vocabulary_interval
 from .meet import deal, enter, leave, own_tokens, uncompiled, whole
 from .part import Tp
 from .stream import Stream, drops

@@ -4,12 +4,37 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from typing import Protocol
 
 import torch
 from torch import nn
 
-from ....graph.tensor import Cutting, TensorPlan, padded
-from .part import Tp
+from .tensor import Cutting, TensorPlan, padded
+
+
+class Part(Protocol):
+    """Which of how many tensor parts; with `sp` each has its own tokens between regions."""
+
+    @property
+    def rank(self) -> int:
+        """Its number."""
+
+    @property
+    def degree(self) -> int:
+        """How many there are."""
+
+    @property
+    def sp(self) -> bool:
+        """Whether tokens are split too."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class OnePart:
+    """A part by its numbers."""
+
+    rank: int = 0
+    degree: int = 1
+    sp: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,7 +88,7 @@ class Cut:
             at += n
 
 
-def cuts_of(module: nn.Module, plan: TensorPlan, tp: Tp) -> dict[str, Cut]:
+def cuts_of(module: nn.Module, plan: TensorPlan, tp: Part) -> dict[str, Cut]:
     """The cut of each parameter and weight buffer of a whole module, by its name there."""
     alike = tp.degree > 1 and tp.sp and plan.whole is None
     tensors = module.state_dict(keep_vars=True)
@@ -98,7 +123,7 @@ def vocabulary_interval(n_classes: int, degree: int, rank: int) -> tuple[int, in
     return start, stop, each - (stop - start)
 
 
-def _cut(shape: tuple[int, ...], dim: int, cutting: Cutting, tp: Tp) -> Cut:
+def _cut(shape: tuple[int, ...], dim: int, cutting: Cutting, tp: Part) -> Cut:
     assert shape[dim] == sum(run.size for run in cutting.runs), f"{cutting.path} has other sizes"
     if cutting.side == "vocabulary":
         start, stop, padding = vocabulary_interval(shape[dim], tp.degree, tp.rank)
