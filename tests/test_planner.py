@@ -98,7 +98,10 @@ def test_what_a_layer_forbids_is_never_offered():
 @pytest.mark.parametrize(
     ("parallel", "paths"),
     [
-        (Parallel(tp=2, pp=2, sp=True), {"parallel.tp", "parallel.pp", "parallel.sp"}),
+        (Parallel(tp=2, sp=True), {"parallel.tp"}),
+        (Parallel(cp=2, ep=2), {"parallel.cp", "parallel.ep"}),
+        (Parallel(pp=8), {"parallel.pp"}),
+        (Parallel(pp=4, stages=(1, 1, 1, 9)), {"parallel.stages"}),
         (Parallel(order="1F1B", shard=5), {"parallel.order", "parallel.shard"}),
         (Parallel(replica=2, shard=3), {"parallel.shard"}),
         (Parallel(level="params", shard=1), {"parallel.level"}),

@@ -80,8 +80,8 @@ class Parallel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     @property
     def pipeline(self) -> Order:
-        """The order of a pipeline that was asked for by a name that exists, or else the default."""
-        return ORDERS[DEFAULT_ORDER if self.order is None else self.order]
+        """The order of a pipeline that was asked for, or the default where there is none."""
+        return ORDERS.get(self.order or DEFAULT_ORDER, ORDERS[DEFAULT_ORDER])
 
     def _pipeline(self) -> Iterator[Violation]:
         """An order that there is, and stages, for a pipeline."""

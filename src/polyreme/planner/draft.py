@@ -9,7 +9,7 @@ from collections.abc import Mapping
 import msgspec
 
 from ..errors import ConfigError, Violation
-from ..plan.grid import Degrees, grid_of
+from ..plan.grid import Degrees, even_degrees, grid_of
 from ..plan.ir import Level, Plan
 from ..plan.order.kind import Ranks
 
@@ -110,9 +110,15 @@ def read_draft(plan: Plan) -> Draft:
     """
     grid = grid_of(plan)
     if grid is None:
-        legal = "the same replica, shard and tp in all layers"
         rule = "is split in a way that cannot be priced yet"
-        raise ConfigError([Violation(path="plan.layer_plans", value=None, rule=rule, legal=legal)])
+        legal = "the same replica, shard and tp in all layers"
+        found = {name: even_degrees(each.split) for name, each in plan.layer_plans.items()}
+        (usual, _), *_ = Counter(found.values()).most_common(1)
+        odd = [name for name, each in found.items() if each is None or each != usual]
+        paths = [f"plan.layer_plans.{name}.split" for name in odd] or ["plan.stages"]
+        raise ConfigError(
+            [Violation(path=path, value=None, rule=rule, legal=legal) for path in paths]
+        )
     known: dict[int, Strategy] = {}
     for layer_plan in plan.layer_plans.values():
         if id(layer_plan) not in known:

@@ -156,7 +156,8 @@ def offer(
     Raises:
         ConfigError: a fix is impossible here, or together they leave nothing.
     """
-    violations = [*_unsupported(parallel), *_impossible(graph, cluster, workload, parallel)]
+    violations = [*_unsupported(parallel), *_order(parallel)]
+    violations += _impossible(graph, cluster, workload, parallel)
     if violations:
         raise ConfigError(violations)
     space = Space(
@@ -258,6 +259,11 @@ def _unsupported(parallel: Parallel) -> Iterator[Violation]:
         degree = None if runs else getattr(parallel, axis)
         if degree is not None and degree > 1:
             yield _wrong(axis, degree, "is not executable yet", "1, or unset")
+
+
+def _order(parallel: Parallel) -> Iterator[Violation]:
+    """What is wrong with the order that was asked for."""
+    yield from (fault for fault in parallel.check() if fault.path == "parallel.order")
 
 
 def _impossible(
