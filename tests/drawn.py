@@ -66,11 +66,18 @@ def draw(
             continue
         order = rng.choice(PLAYED) if pp > 1 else "1f1b"
         kind = ORDERS[order]
+        if kind.slices > 1 and not graph.sliced:
+            continue
         n_stages = pp * kind.chunks
         if pp > 1 and (n_stages > len(names) or kind.refused(pp, microbatches)):
             continue
         break
-    sp = tp > 1 and rng.random() < 0.5 and all(p.refusal(tp, sp=True) is None for p in plans)
+    sp = (
+        tp > 1
+        and kind.slices == 1
+        and rng.random() < 0.5
+        and all(p.refusal(tp, sp=True) is None for p in plans)
+    )
     plan: dict[str, Any] = {
         "tp": tp,
         "sp": sp,
@@ -87,7 +94,7 @@ def draw(
         plan["cuts"] = [b - a for a, b in zip([0, *ends], [*ends, len(names)], strict=True)]
     if shard > 1:
         plan["level"] = _levels(rng, graph)
-    recomputed = [name for name in names if rng.random() < 0.3]
+    recomputed = [name for name in names if kind.slices == 1 and rng.random() < 0.3]
     plan["recompute"] = {"": False, **dict.fromkeys(recomputed, True)}
     n_data = replica * shard
     batch = n_data * microbatches + rng.randrange(n_data * microbatches + 1)

@@ -113,6 +113,11 @@ def test_what_was_played_is_the_order_of_the_plan(pool, name):
     assert found == [[True, True]] * 2
 
 
+@pytest.mark.parametrize("name", ["llama", "gpt2", "qwen2 window"])
+def test_slices_of_tokens_attend_to_those_before_them(pool, name):
+    _verified(pool, family(name, {"pp": 2, "order": "terapipe", "microbatches": 2}, global_batch=5))
+
+
 @pytest.mark.parametrize("name", ["t5", "t5 gated, untied"])
 def test_the_encoders_output_passes_through_stages_that_do_not_read_it(pool, name):
     case = family(name, {"pp": 4, "microbatches": 2}, global_batch=4)

@@ -110,7 +110,7 @@ def _n_workers(spec: specs.Spec, cluster: Cluster | None) -> int | None:
     """How many workers an algorithm has; none where the plan decides it."""
     if cluster is None or spec.data_parallel.is_plain:
         return None
-    return spec.parallel.replica or cluster.n_devices
+    return spec.parallel.replica or max(1, cluster.n_devices // spec.parallel.inside)
 
 
 def _machines(

@@ -82,11 +82,12 @@ def posed(spec: Spec, there: Cluster, accelerator: Accelerator | None) -> Proble
 
 
 def _whole(spec: Spec, n_devices: int) -> Spec:
-    """An algorithm's workers are whole replicas, one a device, as many as there are devices."""
+    """An algorithm's workers are replicas, as many as there are devices for."""
     if spec.data_parallel.is_plain or spec.parallel.plan is not None:
         return spec
-    replica = spec.parallel.replica or n_devices
-    parallel = msgspec.structs.replace(spec.parallel, replica=replica, shard=1)
+    given = spec.parallel
+    replica = given.replica or max(1, n_devices // given.inside)
+    parallel = msgspec.structs.replace(given, replica=replica, shard=given.shard or 1)
     return msgspec.structs.replace(spec, parallel=parallel)
 
 
@@ -122,8 +123,8 @@ def split(spec: Spec, workers: int) -> Iterator[Violation]:
         rule = "is not simulated: each worker has the whole model on one device"
         yield Violation(path="parallel.plan", value=parallel.plan, rule=rule, legal="leave it out")
         return
-    for axis in ("shard", "tp", "cp", "ep", "pp") if spec.data_parallel.is_plain else ():
-        degree = getattr(parallel, axis)  # of others it is refused on any clock
+    for axis in ("shard", "tp", "cp", "ep", "pp"):
+        degree = getattr(parallel, axis)
         if degree is not None and degree > 1:
             rule = "is not simulated: each worker has the whole model on one device"
             yield Violation(path=f"parallel.{axis}", value=degree, rule=rule, legal="1")

@@ -15,7 +15,7 @@ from .. import spec as specs
 from ..algo.compose import DataParallel
 from ..cluster.accelerator import Accelerator
 from ..cluster.types import Cluster
-from ..errors import PolyremeError
+from ..errors import ConfigError, PolyremeError, Violation
 from ..plan import store as plans
 from ..plan.describe import describe
 from ..plan.ir import Plan
@@ -184,11 +184,21 @@ def _on_first_alone(world: World, make: Callable[[], Reference]) -> Reference | 
 
 
 def _plan(problem: Problem, given: Plan | None, *, all_devices: bool) -> Plan:
-    """The given plan, checked, or the best one by kept or else assumed costs."""
+    """The given plan, checked, or the best one by kept or else assumed costs.
+
+    Raises ConfigError for one that is not to compute what one process computes.
+    """
     if given is not None:
-        return steps.given_plan(problem, given)
-    costs = steps.kept_profile(problem) or steps.assumed_profile(problem)
-    return steps.best_plans(problem, costs, all_devices=all_devices)[0]
+        chosen = steps.given_plan(problem, given)
+    else:
+        costs = steps.kept_profile(problem) or steps.assumed_profile(problem)
+        chosen = steps.best_plans(problem, costs, all_devices=all_devices)[0]
+    if any(action.weight_version for own in chosen.order for action in own):
+        rule = "updates within a step, on weights of other versions than one process would read"
+        legal = "an order that is synchronous (see `polyreme list orders`)"
+        name = chosen.order_name
+        raise ConfigError([Violation(path="parallel.order", value=name, rule=rule, legal=legal)])
+    return chosen
 
 
 def _job(problem: Problem, plan: Plan, dtype: Dtype) -> Job:

@@ -9,6 +9,7 @@ from ..cluster.types import Cluster
 from ..errors import Violation
 from ..graph.layer import LayerGraph
 from .check_order import order_violations
+from .check_played import slice_violations, version_violations
 from .check_split import distinct, same_orders, split_violations, tensor_violations
 from .grid import even_degrees
 from .ir import BUCKET_BYTES, Plan, Workload, devices, hash_inputs, stale_inputs
@@ -30,6 +31,7 @@ def check(
     found = [*stale, *layers, *alone, *_twice(plan, graph)]
     if not layers:
         found += [*_ties(plan, graph), *tensor_violations(plan, graph)]
+        found += [*slice_violations(plan, graph), *version_violations(plan, graph)]
     return found
 
 
@@ -37,7 +39,7 @@ def check_alone(plan: Plan, cluster: Cluster | None) -> list[Violation]:
     """The rules that a plan breaks whatever the model, on this cluster if it is known."""
     placed = list(_devices(plan, cluster))
     batch = list(_batch(plan))
-    found = [*placed, *batch, *_unsupported(plan)]
+    found = [*placed, *batch, *split_violations(plan)]
     if not placed and not batch:
         found += [*order_violations(plan), *same_orders(plan)]
     if not placed and cluster is not None:
@@ -144,17 +146,6 @@ def _batch(plan: Plan) -> Iterator[Violation]:
         rule = "is not >= 1" if low else f"exceeds the samples of a device, {most}"
         legal = "1" if most <= 1 else f"1 (or any integer >= 1 and <= {most})"
         yield _wrong("microbatches", plan.microbatches, rule, legal)
-
-
-def _unsupported(plan: Plan) -> Iterator[Violation]:
-    """What the format can say but nothing can run yet."""
-    orders = {id(actions): actions for actions in plan.order}.values()
-    for field, meant in (("token_slice", "token slices"), ("weight_version", "weight versions")):
-        most = max((getattr(each, field) for own in orders for each in own), default=0)
-        if most:
-            rule = f"needs {meant}, which are not executable yet"
-            yield _wrong("order", most, rule, f"{field} 0 everywhere")
-    yield from split_violations(plan)
 
 
 def _ties(plan: Plan, graph: LayerGraph) -> Iterator[Violation]:

@@ -79,6 +79,11 @@ class Parallel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         return [*found, *self._pipeline()]
 
     @property
+    def inside(self) -> int:
+        """Devices of a replica, as far as they are fixed."""
+        return (self.shard or 1) * (self.tp or 1) * (self.pp or 1)
+
+    @property
     def pipeline(self) -> Order:
         """The order of a pipeline that was asked for, or the default where there is none."""
         return ORDERS.get(self.order or DEFAULT_ORDER, ORDERS[DEFAULT_ORDER])
@@ -97,10 +102,6 @@ class Parallel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
                     yield _refused(name, value, rule, "leave it out (or parallel.pp > 1)")
         elif not known:
             return
-        elif not self.pipeline.synchronous:
-            rule = "computes with weights of earlier steps, which is not executable yet"
-            names = ", ".join(literal(n) for n, each in ORDERS.items() if each.synchronous)
-            yield _refused("order", self.order, rule, names)
         elif self.stages is not None and self.pp is not None:
             n_stages = self.pp * self.pipeline.chunks
             if len(self.stages) != n_stages:

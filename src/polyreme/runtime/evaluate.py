@@ -73,7 +73,7 @@ class _Scores:
     """Runs batches through the stages; `sums` are of losses, labels that carry one, right ones."""
 
     def __init__(self, applied: Applied) -> None:
-        self._applied, self._wires = applied, Wires(applied)
+        self._applied, self._wires = applied, Wires(applied, whole=True)
         self.sums = torch.zeros(3, dtype=torch.float64, device=applied.device)
 
     def add(self, microbatch: Microbatch) -> None:

@@ -66,14 +66,15 @@ def taken(action: Action, n_stages: int) -> Message | None:
 class Wires:
     """Sends and receives of this process, in the order of everyone's actions.
 
-    What a stage gives has the forms that the graph says, and so has its gradient.
+    What a stage gives has the forms that the graph says, and so has its gradient; `whole` if
+    passes are over all tokens, though training cuts them.
     """
 
-    def __init__(self, applied: Applied) -> None:
+    def __init__(self, applied: Applied, *, whole: bool = False) -> None:
         self._places, self._traffic = applied.places, applied.traffic
         self._device, self._grid = applied.device, applied.grid
         self._pipe = applied.places.cell.pipe
-        self._forms, self._slices = applied.forms, applied.slices
+        self._forms, self._slices = applied.forms, () if whole else applied.slices
         self._sends: list[tuple[Any, torch.Tensor, int]] = []
         self._kept: dict[Message, tuple[torch.Tensor, ...]] = {}
         self._posted: dict[Message, list[tuple[Any, torch.Tensor]]] = {}

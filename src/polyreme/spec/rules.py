@@ -32,7 +32,7 @@ def impossible(spec: Spec, n_devices: int | None) -> list[Violation]:
         partial(fit.positions, spec),
         partial(fit.pixels, spec),
         partial(_devices, spec, n_devices),
-        partial(_whole, spec),
+        partial(_versions, spec),
         partial(_workers, spec, n_devices),
     )
     # Where the data are of the wrong form, a length of sequences may yet be right.
@@ -145,18 +145,27 @@ def _trackers(spec: Spec) -> Iterator[Violation]:
             yield Violation(path=path, value=name, rule=rule, legal="leave it out, or install it")
 
 
-def _whole(spec: Spec) -> Iterator[Violation]:
-    if spec.data_parallel.is_plain:
+def _versions(spec: Spec) -> Iterator[Violation]:
+    """An order that updates within a step knows no norm of the step, and no algorithm between."""
+    parallel = spec.parallel
+    if (parallel.pp or 1) == 1 or parallel.pipeline.synchronous:
         return
-    for axis in ("shard", "tp", "cp", "ep", "pp"):
-        given = getattr(spec.parallel, axis)
-        if given is not None and given > 1:
-            rule = "splits replicas, and [data_parallel] takes each one's parameters as one vector"
-            yield Violation(path=f"parallel.{axis}", value=given, rule=rule, legal="1")
+    updates = f'is not known within a step, and order "{parallel.order}" updates there'
+    if spec.train.clip_norm is not None:
+        rule = f"clips by a norm that {updates}"
+        yield Violation(
+            path="train.clip_norm", value=spec.train.clip_norm, rule=rule, legal="leave it out"
+        )
+    if not spec.data_parallel.is_plain:
+        rule = f'waits for the gradient of a step, and order "{parallel.order}" updates within it'
+        legal = "every step, mean, dense (or another parallel.order)"
+        yield Violation(path="data_parallel", value="", rule=rule, legal=legal)
 
 
 def _workers(spec: Spec, n_devices: int | None) -> Iterator[Violation]:
-    n = spec.parallel.replica or n_devices
+    n = spec.parallel.replica
+    if n is None and n_devices is not None:
+        n = max(1, n_devices // spec.parallel.inside)
     if not spec.data_parallel.is_plain and n is not None:
         yield from spec.data_parallel.refused(n)
 

@@ -21,18 +21,18 @@ class TeraPipe(Order):
     bubble: ClassVar[str] = "(p-1)(F+B) of the longest slice"
     peak: ClassVar[str] = "m"
 
-    def __init__(self, n_slices: int = 4) -> None:
-        self.n_slices = n_slices
+    def __init__(self, slices: int = 4) -> None:
+        self.slices = slices
 
     def in_flight(self, stage: int, n_ranks: int, n_microbatches: int) -> int | None:
-        """All; in slices n_slices times as many."""
+        """All; in slices slices times as many."""
         return n_microbatches
 
     def closed_form_s(self, n_ranks: int, n_microbatches: int, costs: Costs) -> float | None:
         """Equations 1 and 4, both ways: all slices, and p - 1 times the longest."""
         forward = sum(costs.forward) - max(costs.forward)
         backward = [sum(each) for each in zip(costs.inputs, costs.weights, strict=True)]
-        slices = costs.slices or (1.0,) * self.n_slices
+        slices = costs.slices or (1.0,) * self.slices
         ramp_s = (forward + sum(backward) - max(backward)) * max(slices)
         whole_s = (max(costs.forward) + max(backward)) * sum(slices)
         return n_microbatches * whole_s + ramp_s + 2 * (n_ranks - 1) * costs.send
@@ -45,7 +45,7 @@ class TeraPipe(Order):
         )
 
     def _passes(self, stage: int, kind: ActionKind, n_microbatches: int) -> tuple[Action, ...]:
-        pieces = range(self.n_slices)
+        pieces = range(self.slices)
         return tuple(
             Action(stage=stage, kind=kind, microbatch=microbatch, token_slice=piece)
             for microbatch in range(n_microbatches)

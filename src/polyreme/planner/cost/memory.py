@@ -204,11 +204,13 @@ class Memory:
         actions = draft.actions or ORDERS[draft.order].actions(
             draft.pp, draft.microbatches, Costs.equal(len(draft.stages))
         )
+        n_slices = 1 + max(action.token_slice for action in actions[pipe])
         for action in actions[pipe]:
+            each = saved[action.stage] // n_slices
             if action.kind == "F":
-                held += saved[action.stage]
+                held += each
             elif action.kind in "BW":
-                held -= saved[action.stage]
+                held -= each
             most = max(most, held)
         return most
 

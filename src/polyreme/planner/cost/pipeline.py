@@ -76,6 +76,7 @@ class StepCost:
             inputs=tuple(backward),
             weights=tuple(backward),
             send=self._send_s(draft) if draft.stages else 0.0,
+            slices=_slices(draft),
         )
 
     @staticmethod
@@ -108,3 +109,9 @@ class StepCost:
         share = draft.strategy.tp if draft.strategy.sp else 1
         n_bytes = elements * draft.microbatch * self._width // share
         return self._fit.collective_s("all_gather", 2, 2 * n_bytes, 1)
+
+
+def _slices(draft: Draft) -> tuple[float, ...]:
+    """The share of a pass that each slice of tokens takes; none where passes are whole."""
+    n = ORDERS[draft.order].slices if draft.order in ORDERS else 1
+    return (1 / n,) * n if n > 1 else ()
