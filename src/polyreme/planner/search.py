@@ -7,8 +7,9 @@ import time
 import msgspec
 
 from ..cluster.types import Cluster
-from ..errors import Infeasible
+from ..errors import ConfigError, Infeasible
 from ..graph.layer import LayerGraph
+from ..plan.check_played import slice_violations, version_violations
 from ..plan.ir import Estimate, Plan, Rejected, Search, Workload, hash_inputs
 from ..plan.options import Parallel
 from ..profile.fit import Fit
@@ -73,6 +74,9 @@ def search(
         )
         for candidate in kept
     ]
+    refused = [*slice_violations(plans[0], graph), *version_violations(plans[0], graph)]
+    if refused:
+        raise ConfigError(refused)
     record = Search(
         solver="grid",
         objective_s=solution.objective_s,

@@ -198,6 +198,8 @@ def _strategies(
 ) -> tuple[Strategy, ...]:
     """Simplest first: without recomputation, few shards, the least level."""
     recomputes = {None: (False, True), "none": (False,), "all": (True,)}[parallel.recompute]
+    if (parallel.pp or 1) > 1 and parallel.pipeline.slices > 1 and parallel.recompute is None:
+        recomputes = (False,)  # passes over slices of tokens are kept
     largest_shard = min(layer.splits.get("shard", cluster.n_devices) for layer in graph.layers)
     meshes = [
         (n_ranks // shard, shard)
@@ -223,8 +225,11 @@ def _strategies(
 
 
 def _levels(shard: int, parallel: Parallel) -> tuple[Level, ...]:
-    """Levels for a degree of sharding; without a level it only renames replicas."""
-    if shard == 1:
+    """Levels for a degree of sharding; without a level it only renames replicas.
+
+    An order that keeps weights in versions has them whole.
+    """
+    if shard == 1 or ((parallel.pp or 1) > 1 and not parallel.pipeline.synchronous):
         offered: tuple[Level, ...] = ("none",)
     elif parallel.shard is None and parallel.replica is None:
         offered = SHARDED_LEVELS

@@ -1,0 +1,74 @@
+"""A spec with tensor parts, stages and shards: checked, trained, gone on from by another plan."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import polyreme as pr
+from polyreme.errors import ConfigError
+from polyreme.plan import store
+from polyreme.plan.grid import grid_of
+
+VIT = {
+    "kind": "transformers",
+    "model_type": "vit",
+    "config": {
+        "hidden_size": 16,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "intermediate_size": 32,
+        "patch_size": 4,
+    },
+}
+SPEC = {
+    "model": VIT,
+    "data": {"kind": "digits"},
+    "train": {"steps": 4, "global_batch": 8, "clip_norm": 1.0, "checkpoint_every": 2},
+    "data_parallel": {"rule": {"kind": "AdamW", "lr": 1e-3}},
+    "cluster": {"cpu_processes": 4},
+    "parallel": {"tp": 2, "pp": 2, "order": "zb-h1", "microbatch": 2, "sp": True},
+}
+
+
+def _with(**parallel):
+    return {**SPEC, "parallel": {"microbatch": 2, **parallel}}
+
+
+def test_a_run_of_parts_and_stages_goes_on_under_another_plan(tmp_path: Path, warm: None) -> None:
+    first = pr.train({**SPEC, "train": {**SPEC["train"], "steps": 2}}, out=tmp_path / "first")
+    assert first.status == "done"
+    grid = grid_of(store.load(tmp_path / "first" / "plan.json"))
+    assert (grid.pp, grid.tp) == (2, 2)
+    other = _with(pp=2, shard=2, level="params", order="1f1b")
+    second = pr.train(other, out=tmp_path / "second", resume=str(tmp_path / "first"))
+    assert (second.status, second.steps) == ("done", 4)
+
+
+def test_such_a_plan_is_verified(warm: None) -> None:
+    assert pr.verify(SPEC, steps=1).passed
+
+
+@pytest.mark.parametrize(
+    ("parallel", "said"),
+    [
+        ({"tp": 3}, "does not divide num_attention_heads 4"),
+        ({"pp": 4, "stages": [1, 1, 1]}, "3 stages, and there are 4"),
+        ({"pp": 2, "order": "zb-h3"}, "is no order"),
+        ({"pp": 2, "order": "terapipe"}, "do not work on tokens behind others"),
+    ],
+)
+def test_what_cannot_be_split_so_is_said_before_any_process_starts(parallel, said) -> None:
+    with pytest.raises(ConfigError, match=said):
+        pr.plan({**_with(**parallel), "cluster": {"cpu_processes": 12}}, assume=True)
+
+
+def test_thirty_layers_over_four_stages_are_all_there(tmp_path: Path) -> None:
+    """28 of 30 layers trained silently."""
+    config = {**VIT["config"], "num_hidden_layers": 28}
+    spec = {**SPEC, "model": {**VIT, "config": config}, "parallel": {"pp": 4}}
+    plan = pr.plan(spec, assume=True)[0]
+    sizes = [len(stage.layers) for stage in plan.stages]
+    assert sum(sizes) == 30
+    assert max(sizes) - min(sizes) <= 1
