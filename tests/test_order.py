@@ -4,22 +4,26 @@ from __future__ import annotations
 
 import random
 from collections import Counter
+from collections.abc import Sequence
+from itertools import combinations, pairwise
 
 import pytest
 
 from polyreme.errors import ConfigError
-from polyreme.plan.ir import Action
 from polyreme.plan.options import Parallel
 from polyreme.plan.order import ORDERS, find
 from polyreme.plan.order.by_list import ZBV, Chimera, DualPipe, ZBAuto
 from polyreme.plan.order.dualpipe_v import DualPipeV
+from polyreme.plan.order.gems import Gems
 from polyreme.plan.order.gpipe import GPipe
 from polyreme.plan.order.interleaved import Interleaved
 from polyreme.plan.order.kind import Order, plan_order
 from polyreme.plan.order.one_f_one_b import OneFOneB
+from polyreme.plan.order.pipedream import PipeDream
+from polyreme.plan.order.terapipe import TeraPipe, best_slices
 from polyreme.plan.order.v_shape import VHalf, VMin
 from polyreme.plan.order.zero_bubble import ZBH1, ZBH2
-from polyreme.plan.play import Costs, Played, Stuck, play
+from polyreme.plan.play import Costs, Played, Stuck, key, play
 
 SIZES = [(1, 1), (1, 4), (2, 4), (3, 6), (4, 8), (4, 12), (8, 16), (8, 32)]
 
@@ -95,7 +99,7 @@ def test_a_circle_is_stuck_and_says_who_waits_for_what() -> None:
     assert set(found.value.waits) == {0, 1}
 
 
-@pytest.mark.parametrize("order", [order for order in ORDERS.values() if order.name != "terapipe"])
+@pytest.mark.parametrize("order", ORDERS.values(), ids=ORDERS)
 def test_stages_that_are_unlike_are_played_once_each(order: Order) -> None:
     draw = random.Random(order.name)
     for p, m in ((2, 4), (3, 4), (4, 6)):
@@ -110,13 +114,10 @@ def test_stages_that_are_unlike_are_played_once_each(order: Order) -> None:
         ranks = order.actions(p, m, costs)
         play(ranks, n, costs)
         forward = [a for rank in ranks for a in rank if a.kind == "F"]
-        assert len(forward) == len(set(map(_pass, forward))) == n * m
+        slices = order.slices
+        assert len(forward) == len(set(map(key, forward))) == n * m * slices
         for rank, actions in enumerate(ranks):
             assert all(order.rank(a.stage, p, a.copy) == rank for a in actions)
-
-
-def _pass(action: Action) -> tuple[int, int]:
-    return (action.stage, action.microbatch)
 
 
 @pytest.mark.parametrize("name", ORDERS)
@@ -170,3 +171,72 @@ def _flights(found: Played, n_stages: int) -> list[int]:
         held[lane] += {"F": 1, "B": -1, "W": -1}.get(action.kind, 0) * (action.token_slice == 0)
         most[lane] = max(most[lane], held[lane])
     return [most[stage, 0] + most[stage, 1] for stage in range(n_stages)]
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_token_slices_are_the_best_of_all_ways_to_cut(seed: int) -> None:
+    draw = random.Random(seed)
+    n_tokens, p, multiple = draw.randint(1, 40), draw.randint(1, 6), draw.choice((1, 2, 4, 8))
+    n_tokens = min(n_tokens, 11 * multiple)
+    start_s, per_token_s, per_pair_s = (draw.uniform(0, scale) for scale in (8.0, 1.0, 0.1))
+
+    def latency_s(tokens: int, context: int) -> float:
+        return start_s + per_token_s * tokens + per_pair_s * tokens * context
+
+    def total_s(slices: Sequence[int]) -> float:
+        starts = [sum(slices[:number]) for number in range(len(slices))]
+        all_s = [latency_s(*each) for each in zip(slices, starts, strict=True)]
+        return sum(all_s) + (p - 1) * max(all_s)
+
+    found = best_slices(latency_s, n_tokens, p, multiple=multiple)
+    assert sum(found) == n_tokens
+    assert all(each % multiple == 0 for each in found[:-1])
+    assert len(found) == 1 or found[-1] >= multiple
+    n, rest = max(n_tokens // multiple, 1), n_tokens % multiple if n_tokens >= multiple else 0
+    unit = multiple if n_tokens >= multiple else n_tokens
+    ways = [
+        [unit * (end - start) + rest * (end == n) for start, end in pairwise((0, *cuts, n))]
+        for k in range(n)
+        for cuts in combinations(range(1, n), k)
+    ]
+    assert total_s(found) == pytest.approx(min(map(total_s, ways)))
+
+
+def test_slices_that_differ_take_what_the_form_says() -> None:
+    slices = (0.4, 0.25, 0.2, 0.15)
+    for p, m in ((1, 1), (4, 1), (4, 3)):
+        costs = Costs(
+            forward=(1.0,) * p, inputs=(1.5,) * p, weights=(0.5,) * p, slices=slices, send=0.01
+        )
+        order = TeraPipe(len(slices))
+        found = play(order.actions(p, m, costs), p, costs)
+        assert found.makespan_s == pytest.approx(order.closed_form_s(p, m, costs))
+        assert found.makespan_s == pytest.approx(3 * m + (p - 1) * (3 * 0.4 + 2 * 0.01))
+
+
+def test_pipedream_reads_the_newest_weights_and_keeps_those_on_the_way() -> None:
+    p, m = 4, 9
+    for rank, own in enumerate(PipeDream().actions(p, m, Costs.equal(p))):
+        made, most = 0, 0
+        read: dict[int, int] = {}  # versions by microbatch on the way
+        for action in own:
+            if action.kind == "F":
+                assert action.weight_version == made
+                read[action.microbatch] = made
+            elif action.kind == "B":
+                assert action.weight_version == read.pop(action.microbatch)
+            else:
+                made += 1
+                assert action.weight_version == made
+            most = max(most, len({made, *read.values()}))
+        assert made == m
+        assert most == PipeDream().weights(rank, p) == p - rank
+
+
+def test_gems_holds_one_microbatch() -> None:
+    for p, m in ((2, 4), (4, 8), (8, 11)):
+        costs = Costs.equal(p)
+        found = play(Gems().actions(p, m, costs), p, costs)
+        assert all(found.peak(rank) == 1 for rank in range(p))
+        more = play(Gems().actions(p, m + 1, costs), p, costs).makespan_s - found.makespan_s
+        assert 1 - 3 / more == pytest.approx((p - 1) / (p + 1 / 2))  # of a microbatch's turn

@@ -7,7 +7,7 @@ from typing import ClassVar
 import msgspec
 
 from ..ir import Action
-from ..play import Costs, Key, key, names, needs, play
+from ..play import Costs, Key, names, needs, play
 from .kind import Order, Ranks
 
 _PERIOD = 6  # passes of a rank over one microbatch: F, I and W of two chunks
@@ -41,8 +41,8 @@ class _VShape(Order):
         """The block as it is, or with its weight halves where ranks wait: what is shorter."""
         as_it_is = _repeated(self._block(n_ranks), n_microbatches)
         cap = self.cap(n_ranks)
-        late = [_late(as_it_is, cap, costs, fits=fits) for fits in (True, False)]
-        return min([as_it_is, *late], key=lambda ranks: play(ranks, 2 * n_ranks, costs).makespan_s)
+        found = [as_it_is, *(_late(as_it_is, cap, costs, fits=fits) for fits in (True, False))]
+        return min(found, key=lambda ranks: play(ranks, 2 * n_ranks, costs).makespan_s)
 
     def _block(self, p: int) -> list[list[tuple[int, Action]]]:
         """When each rank plays its passes over microbatch 0, in passes."""
@@ -159,7 +159,6 @@ def _late(ranks: Ranks, cap: int, costs: Costs, *, fits: bool) -> Ranks:
         found[rank].append(action)
         free_s[rank] = start_s + costs.of(action)
         ended |= dict.fromkeys(names(action), free_s[rank])
-        assert key(action) in ended
         if action.kind == "W":
             waiting[rank].remove(action)
             held[rank] -= 1
