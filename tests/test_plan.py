@@ -8,6 +8,7 @@ import pytest
 
 from polyreme.errors import ConfigError
 from polyreme.plan.describe import describe
+from polyreme.plan.grid import Degrees, even_degrees, even_split
 from polyreme.plan.ir import (
     Estimate,
     LayerPlan,
@@ -16,8 +17,6 @@ from polyreme.plan.ir import (
     Split,
     Stage,
     accumulation_order,
-    data_layout,
-    data_split,
     degree,
     devices,
     stale_inputs,
@@ -43,25 +42,22 @@ def _plan(split, n_layers=2, **how) -> Plan:
 @pytest.mark.parametrize(("replica", "shard"), [(1, 1), (1, 3), (3, 1), (2, 3)])
 def test_degrees_come_back_from_the_split(replica, shard):
     used = tuple(range(10, 10 + replica * shard))
-    split = data_split(replica, shard, used)
+    split = even_split(used, Degrees(replica=replica, shard=shard))
     assert (degree(split, "replica"), degree(split, "shard")) == (replica, shard)
     assert degree(split, "tp") == 1
     assert devices(split) == used
-    layout = data_layout(split)
-    assert [layout.coordinates(device) for device in used] == [
-        (index // shard, index % shard) for index in range(len(used))
-    ]
+    assert even_degrees(split) == Degrees(replica=replica, shard=shard)
 
 
-def test_uneven_and_foreign_splits_are_no_data_layout():
+def test_uneven_and_foreign_splits_have_no_degrees():
     two = Split(axis="shard", weights=(1, 1), children=(Leaf(0), Leaf(1)))
     lopsided = Split(axis="replica", weights=(1, 1), children=(two, Leaf(2)))
     weighted = Split(axis="shard", weights=(2, 1), children=(Leaf(0), Leaf(1)))
-    foreign = Split(axis="tp", weights=(1, 1), children=(Leaf(0), Leaf(1)))
-    assert [data_layout(split) for split in (lopsided, weighted, foreign)] == [None] * 3
+    foreign = Split(axis="cp", weights=(1, 1), children=(Leaf(0), Leaf(1)))
+    assert [even_degrees(split) for split in (lopsided, weighted, foreign)] == [None] * 3
 
 
-@pytest.mark.parametrize("split", [Leaf(0), data_split(2, 2, (0, 1, 2, 3))])
+@pytest.mark.parametrize("split", [Leaf(0), even_split((0, 1, 2, 3), Degrees(replica=2, shard=2))])
 def test_a_plan_file_gives_the_plan_back(split, tmp_path: Path):
     plan = _plan(split, level="params", offload=frozenset({"optimizer"}))
     memory = ({"parameters": 1, "slack": 2},) * len(devices(split))
@@ -73,7 +69,9 @@ def test_a_plan_file_gives_the_plan_back(split, tmp_path: Path):
 
 
 def test_equal_trees_of_a_big_plan_become_one_object():
-    plan = decode(encode(_plan(data_split(32, 8, tuple(range(256))), n_layers=126)))
+    plan = decode(
+        encode(_plan(even_split(tuple(range(256)), Degrees(replica=32, shard=8)), n_layers=126))
+    )
     assert len({id(layer_plan) for layer_plan in plan.layer_plans.values()}) == 1
     assert len({id(actions) for actions in plan.order}) == 1
 
@@ -94,7 +92,7 @@ def test_equal_trees_of_a_big_plan_become_one_object():
     ],
 )
 def test_a_broken_plan_file_names_the_place(old, new, path, tmp_path: Path):
-    data = encode(_plan(data_split(1, 2, (0, 1))))
+    data = encode(_plan(even_split((0, 1), Degrees(replica=1, shard=2))))
     assert old in data
     (tmp_path / "plan.json").write_bytes(data.replace(old, new, 1))
     with pytest.raises(ConfigError) as caught:
@@ -118,6 +116,10 @@ def test_stale_inputs_are_named():
 def test_descriptions_tell_plans_apart():
     assert describe(_plan(Leaf(3))) == "device 3, 2 microbatches"
     assert (
-        describe(_plan(data_split(2, 2, (0, 1, 2, 3)), level="grads", recompute=True))
+        describe(
+            _plan(
+                even_split((0, 1, 2, 3), Degrees(replica=2, shard=2)), level="grads", recompute=True
+            )
+        )
         == "2 replicas x 2 shards (grads), recompute, 2 microbatches"
     )

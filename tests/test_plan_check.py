@@ -8,6 +8,7 @@ import pytest
 from planner_toy import cluster, toy, workload
 from polyreme.plan.check import check
 from polyreme.plan.check_order import order_violations
+from polyreme.plan.grid import Degrees, even_split
 from polyreme.plan.ir import (
     Action,
     Estimate,
@@ -17,14 +18,13 @@ from polyreme.plan.ir import (
     Split,
     Stage,
     accumulation_order,
-    data_split,
     hash_inputs,
 )
 
 replace = msgspec.structs.replace
 GRAPH = toy()
 NAMES = tuple(layer.name for layer in GRAPH.layers)
-FOUR = data_split(2, 2, (0, 1, 2, 3))
+FOUR = even_split((0, 1, 2, 3), Degrees(replica=2, shard=2))
 
 
 def _plan(**changes) -> Plan:
@@ -81,7 +81,7 @@ def test_devices_exist_and_come_once():
     assert _paths(_plan(), 3) == ["plan.stages[0].placements"]
     twice = Stage(layers=NAMES, placements=((0, 1, 2, 2),))
     assert "plan.stages[0].placements" in _paths(_plan(stages=(twice,)))
-    half = _with("embed", split=data_split(1, 2, (0, 1)))
+    half = _with("embed", split=even_split((0, 1), Degrees(replica=1, shard=2)))
     assert "plan.layer_plans.embed.split" in _paths(_plan(layer_plans=half))
     none = Stage(layers=NAMES, placements=())
     assert _paths(_plan(stages=(none,))) == ["plan.stages[0].placements"]
@@ -99,7 +99,10 @@ def test_no_more_microbatches_than_samples():
     [
         ({"sp": True}, "sp"),
         ({"offload": frozenset({"optimizer"})}, "offload"),
-        ({"level": "grads", "split": data_split(4, 1, (0, 1, 2, 3))}, "level"),
+        (
+            {"level": "grads", "split": even_split((0, 1, 2, 3), Degrees(replica=4, shard=1))},
+            "level",
+        ),
         (
             {"split": Split(axis="tp", weights=(1,) * 4, children=FOUR.children * 2)},
             "split",

@@ -166,19 +166,19 @@ def _section(violation: Violation) -> str:
 
 def _ordered(problem: Problem, plan: Plan | None, workers: int | None) -> None:
     """Batch, data and the workers of a plan, or else of an algorithm, must go together."""
-    from ..plan.ir import data_layout
+    from ..plan.grid import even_degrees
     from .steps import arranged
 
     spec = problem.spec
-    layout = None
+    degrees = None
     if plan is not None and plan.layer_plans:
-        layout = data_layout(next(iter(plan.layer_plans.values())).split)
-    if spec.data.partition is not None and layout is None and workers is None:
+        degrees = even_degrees(next(iter(plan.layer_plans.values())).split)
+    if spec.data.partition is not None and degrees is None and workers is None:
         return  # dealt by the number of replicas, which the plan decides
     source = spec.data.open(spec.train.seq_len, spec.train.seed)
     n_workers = 1
     if spec.data.partition is not None:
-        n_workers = layout.replica if layout is not None else workers or 1
+        n_workers = degrees.replica if degrees is not None else workers or 1
     arranged(spec, source, n_workers=n_workers)
 
 

@@ -166,22 +166,10 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True):
     optimizer_scalars: int = 0
 
 
-class DataLayout(msgspec.Struct, frozen=True, kw_only=True):
-    """A split over data axes alone: `devices` in data-rank order, replica by replica."""
-
-    replica: int
-    shard: int
-    devices: tuple[int, ...]
-
-    def coordinates(self, device: int) -> tuple[int, int]:
-        """(replica, shard) of a device; ValueError if it is not part of the layout."""
-        return divmod(self.devices.index(device), self.shard)
-
-
 def devices(split: ShardTree) -> tuple[int, ...]:
     """Devices of a split from left to right.
 
-    >>> devices(data_split(1, 2, (5, 3)))
+    >>> devices(Split(axis="shard", weights=(1, 1), children=(Leaf(5), Leaf(3))))
     (5, 3)
     """
     if isinstance(split, Leaf):
@@ -192,8 +180,8 @@ def devices(split: ShardTree) -> tuple[int, ...]:
 def degree(split: ShardTree, axis: str) -> int:
     """Into how many parts the axis cuts the layer: the largest product on a path to a leaf.
 
-    >>> degree(data_split(3, 2, tuple(range(6))), "replica")
-    3
+    >>> degree(Split(axis="tp", weights=(1, 1), children=(Leaf(5), Leaf(3))), "tp")
+    2
     """
     if isinstance(split, Leaf):
         return 1
@@ -207,39 +195,6 @@ def axes(split: ShardTree) -> tuple[str, ...]:
         return ()
     below = [axis for child in split.children for axis in axes(child)]
     return tuple(dict.fromkeys((split.axis, *below)))
-
-
-def data_split(replica: int, shard: int, devices: tuple[int, ...]) -> ShardTree:
-    """Replicas of `shard` neighbouring devices each; an axis of degree 1 adds no node.
-
-    >>> data_split(1, 1, (7,))
-    Leaf(device=7)
-    """
-    assert replica * shard == len(devices), "degrees must multiply to the devices"
-    rows = [
-        _even("shard", tuple(Leaf(device) for device in devices[first : first + shard]))
-        for first in range(0, len(devices), shard)
-    ]
-    return _even("replica", tuple(rows))
-
-
-def data_layout(split: ShardTree) -> DataLayout | None:
-    """The split as replicas of shards; None where other axes or uneven parts occur."""
-    if set(axes(split)) - {"replica", "shard"}:
-        return None
-    layout = DataLayout(
-        replica=degree(split, "replica"), shard=degree(split, "shard"), devices=devices(split)
-    )
-    if layout.replica * layout.shard != len(layout.devices):
-        return None
-    even = data_split(layout.replica, layout.shard, layout.devices)
-    return layout if split == even else None
-
-
-def _even(axis: str, children: tuple[ShardTree, ...]) -> ShardTree:
-    if len(children) == 1:
-        return children[0]
-    return Split(axis=axis, weights=(1,) * len(children), children=children)
 
 
 def accumulation_order(microbatches: int) -> tuple[Action, ...]:

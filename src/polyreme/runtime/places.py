@@ -53,11 +53,6 @@ class Places:
         """Which share of every batch is this process's."""
         return self.cell.replica * self.grid.shard + self.cell.shard
 
-    @property
-    def is_first_data(self) -> bool:
-        """Whether it is the first of those that hold the same part of the model."""
-        return self.data_rank == 0
-
     def rank_at(self, *, pipe: int) -> int:
         """The process at this place of another pipeline rank."""
         return self.ranks[pipe * self.grid.degrees.n_devices + self._place]
