@@ -25,6 +25,7 @@ replace = msgspec.structs.replace
 GRAPH = toy()
 NAMES = tuple(layer.name for layer in GRAPH.layers)
 FOUR = even_split((0, 1, 2, 3), Degrees(replica=2, shard=2))
+REPLICAS = even_split((0, 1, 2, 3), Degrees(replica=4))
 
 
 def _plan(**changes) -> Plan:
