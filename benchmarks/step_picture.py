@@ -45,7 +45,7 @@ def picture() -> str:
     for shard in range(N_SHARDS):
         shapes += [_arrow(a, b, shard) for a, b in _sends(played.spans)]
     shapes += _legend(_y(N_STAGES - 1, 1, 1) + 44)
-    width, height = _x(end) + 220, _y(N_STAGES - 1, 1, 1) + 128
+    width, height = _x(end) + 220, _y(N_STAGES - 1, 1, 1) + 160
     head = (
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{width:.0f}" height="{height:.0f}" '
         f'viewBox="0 0 {width:.0f} {height:.0f}" font-family="sans-serif">\n'
@@ -130,12 +130,12 @@ def _text(
 
 def _legend(y: float) -> list[str]:
     lines = (
-        "F, B: forward and backward pass of a microbatch. Arrows: hidden to the next stage, its "
-        "gradient back; each tensor part sends what it holds.",
-        "Brackets: the two parts of a tensor meet in every region of a layer, forward and backward.",
-        "shards: what is left of the reduce-scatter of gradients over the two shards of a stage. "
-        "agree: one small sum over all ranks",
-        "(loss, norm, flags). update: each shard its own part of the parameters.",
+        "F, B: forward and backward pass of a microbatch. Arrows: hidden to the next stage,",
+        "its gradient back; each tensor part sends what it holds.",
+        "Brackets: the two parts of a tensor meet in every region of a layer, both ways.",
+        "shards: what is left of the reduce-scatter of gradients over the two shards of a stage.",
+        "agree: one small sum over all ranks (loss, norm, flags).",
+        "update: each shard its own part of the parameters.",
     )
     return [_text(12, y + 18 * at, line, size=12) for at, line in enumerate(lines)]
 
