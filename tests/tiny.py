@@ -115,16 +115,17 @@ class Model:
     frozen: bool = False
     branch: str | None = None
     batch_norm: bool = False
+    n_blocks: int = 2
+
+    def makers(self) -> dict[str, Callable[[], nn.Module]]:
+        """What makes each layer, by name."""
+        first = Normed if self.batch_norm else lambda: Block(gain=self.gain, frozen=self.frozen)
+        blocks = {"block.0": first, "block.1": lambda: Block(branch=self.branch)}
+        blocks |= {f"block.{number}": Block for number in range(2, self.n_blocks)}
+        return {"embed": Embed, **blocks, "head": Head}
 
     def graph(self) -> LayerGraph:
-        makers = {
-            "embed": Embed,
-            "block.0": lambda: Block(gain=self.gain, frozen=self.frozen),
-            "block.1": lambda: Block(branch=self.branch),
-            "head": Head,
-        }
-        if self.batch_norm:
-            makers["block.0"] = Normed
+        makers = self.makers()
         layers, source = [], "batch:input_ids"
         for name, maker in makers.items():
             with torch.device("meta"):

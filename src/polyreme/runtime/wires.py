@@ -67,7 +67,9 @@ class Wires:
     """Sends and receives of this process, in the order of everyone's actions.
 
     What a stage gives has the forms that the graph says, and so has its gradient; `whole` if
-    passes are over all tokens, though training cuts them.
+    passes are over all tokens, though training cuts them. What was sent is kept until a message
+    comes that the peer gave after it had taken it: work of a send need not say that it is done
+    before it is waited for (gloo's does not).
     """
 
     def __init__(self, applied: Applied, *, whole: bool = False) -> None:
@@ -75,27 +77,34 @@ class Wires:
         self._device, self._grid = applied.device, applied.grid
         self._pipe = applied.places.cell.pipe
         self._forms, self._slices = applied.forms, () if whole else applied.slices
-        self._sends: list[tuple[Any, torch.Tensor, int]] = []
+        self._sends: dict[Message, list[tuple[Any, torch.Tensor, int]]] = {}
         self._kept: dict[Message, tuple[torch.Tensor, ...]] = {}
         self._posted: dict[Message, list[tuple[Any, torch.Tensor]]] = {}
         self._queues: dict[int, deque[Message]] = {}
+        self._arrived: dict[Message, list[Message]] = {}
         self._sizes: Mapping[int, int] = {}
 
     def begin(self, orders: Sequence[Sequence[Action]], sizes: Mapping[int, int]) -> None:
         """Start to play the order of each pipeline rank over microbatches of so many samples."""
         n = len(self._grid.holders)
         self._sizes = sizes
-        self._queues = {
-            peer: deque(
-                message
-                for action in actions
-                if action.microbatch in sizes
-                and (message := given(action, n)) is not None
-                and self._holder(message.to, message.copy) == self._pipe
-            )
-            for peer, actions in enumerate(orders)
-            if peer != self._pipe
-        }
+        self._queues, self._arrived = {}, {}
+        for peer, actions in enumerate(orders):
+            if peer == self._pipe:
+                continue
+            queue = self._queues[peer] = deque()
+            arrived: list[Message] = []
+            for action in actions:
+                if action.microbatch not in sizes:
+                    continue
+                ours = taken(action, n)
+                if ours is not None and self._holder(ours.stage, ours.copy) == self._pipe:
+                    arrived.append(ours)
+                message = given(action, n)
+                if message is not None and self._holder(message.to, message.copy) == self._pipe:
+                    queue.append(message)
+                    self._arrived[message] = arrived
+                    arrived = []
 
     def send(self, message: Message, tensors: Sequence[torch.Tensor]) -> None:
         """Hand tensors to the stage of the message, wherever it is."""
@@ -103,8 +112,7 @@ class Wires:
         if pipe == self._pipe:
             self._kept[message] = tuple(tensors)
             return
-        for tensor in tensors:
-            self._start_send(tensor.contiguous(), pipe)
+        self._sends[message] = [self._start_send(each.contiguous(), pipe) for each in tensors]
 
     def ask(self, message: Message) -> None:
         """Ask for a message before it is needed."""
@@ -121,13 +129,14 @@ class Wires:
         found = self._posted.pop(message)
         for work, into in found:
             self._wait(work, "recv", self._places.rank_at(pipe=pipe), into.nbytes)
+        for each in self._arrived.pop(message):
+            self._sent(each)
         return [into for _, into in found]
 
     def end(self) -> None:
         """Wait until all that was sent has gone."""
-        for work, tensor, peer in self._sends:
-            self._wait(work, "send", peer, tensor.nbytes)
-        self._sends.clear()
+        for message in list(self._sends):
+            self._sent(message)
         assert not self._kept, "all that was handed over was taken"
         assert not self._posted, "all that was asked for was taken"
 
@@ -146,12 +155,17 @@ class Wires:
         ]
         self._posted[message] = [(dist.irecv(each, rank, group=group), each) for each in buffers]
 
-    def _start_send(self, tensor: torch.Tensor, pipe: int) -> None:
+    def _start_send(self, tensor: torch.Tensor, pipe: int) -> tuple[Any, torch.Tensor, int]:
         rank = self._places.rank_at(pipe=pipe)
         group = self._places.up if pipe > self._pipe else self._places.down
         self._traffic.sent_bytes += tensor.nbytes
         self._traffic.n_sends += 1
-        self._sends.append((dist.isend(tensor, rank, group=group), tensor, rank))
+        return dist.isend(tensor, rank, group=group), tensor, rank
+
+    def _sent(self, message: Message) -> None:
+        """Wait until a message has gone, and let go of its tensors."""
+        for work, tensor, peer in self._sends.pop(message):
+            self._wait(work, "send", peer, tensor.nbytes)
 
     def _wait(self, work: Any, op: Any, peer: int, n_bytes: int) -> None:
         with self._traffic.record.message(op, peer, n_bytes), self._traffic.blocked():
