@@ -162,7 +162,8 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True):
 
     `optimizer_states` is the number of tensors of the master parameters' size and dtype that the
     rule keeps per parameter (AdamW 2, momentum SGD 1), `optimizer_scalars` the number of 4-byte
-    scalars that it keeps per parameter tensor (AdamW's step count: 1).
+    scalars that it keeps per parameter tensor (AdamW's step count: 1). `by_entry` says that the
+    update of an entry needs no gradient but its own.
     """
 
     global_batch: int
@@ -170,6 +171,7 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True):
     precision: Precision
     optimizer_states: int
     optimizer_scalars: int = 0
+    by_entry: bool = False
 
 
 def devices(split: ShardTree) -> tuple[int, ...]:
