@@ -10,7 +10,8 @@ import torch
 from polyreme.algo.compose import DataParallel
 from polyreme.algo.rule import AdamW
 from polyreme.graph.options import Transformers
-from polyreme.plan.ir import LayerPlan, Plan, Stage, accumulation_order, data_split
+from polyreme.plan.grid import Degrees, even_split
+from polyreme.plan.ir import LayerPlan, Plan, Stage, accumulation_order
 from polyreme.runtime.job import Job
 from polyreme.sample import SampleSpec, TensorSpec
 
@@ -84,7 +85,9 @@ def job(size: Size, train: Train, *, level: Level, n_ranks: int, precision: str 
     devices = tuple(range(n_ranks))
     replica, shard = (n_ranks, 1) if level == "none" else (1, n_ranks)
     names = tuple(layer.name for layer in graph.layers)
-    layer_plan = LayerPlan(split=data_split(replica, shard, devices), level=level)
+    layer_plan = LayerPlan(
+        split=even_split(devices, Degrees(replica=replica, shard=shard, tp=1)), level=level
+    )
     plan = Plan(
         stages=(Stage(layers=names, placements=(devices,)),),
         layer_plans=dict.fromkeys(names, layer_plan),

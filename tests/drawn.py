@@ -98,6 +98,8 @@ def draw(
     plan["recompute"] = {"": False, **dict.fromkeys(recomputed, True)}
     n_data = replica * shard
     batch = n_data * microbatches + rng.randrange(n_data * microbatches + 1)
+    plan["prefetch"] = rng.random() < 0.5
+    plan["decouple"], plan["priority"] = rng.random() < 0.4, rng.random() < 0.5
     return Drawn(family=family, plan=plan, global_batch=global_batch or batch)
 
 

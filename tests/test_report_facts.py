@@ -17,6 +17,7 @@ from polyreme.errors import ConfigError
 from polyreme.plan.ir import LayerPlan, Leaf, Split
 from polyreme.report import facts, tables
 from polyreme.report.against import against, check_target, parse_target, reach
+from polyreme.report.beside import beside
 from polyreme.report.drawing import devices_svg, order_svg
 from polyreme.report.plot import MAX_POINTS, smoothed, thinned
 from polyreme.report.runs import Run, read_run
@@ -295,3 +296,23 @@ def test_words() -> None:
     assert percent(0.0999) == "10 %"
     assert runs_of(()) == ""
     assert runs_of(("h.0", "h.1", "h.3", "x")) == "h.0-1, h.3, x"
+
+
+def test_hidden_communication_is_said_with_what_may_hide_it(complete: Run) -> None:
+    """The effect of a switch could be seen in no report."""
+    replace = msgspec.structs.replace
+    steps = tuple(replace(step, comm_s=0.01, hidden_s=0.03) for step in complete.steps)
+    assert complete.plan is not None
+    layers = {name: replace(e, level="params") for name, e in complete.plan.layer_plans.items()}
+    plan = replace(complete.plan, layer_plans=layers, prefetch=False, decouple=True)
+    said = beside(replace(complete, steps=steps, plan=plan))
+    assert said.startswith("Behind computation: 75 % of communication, 30 ms of 40 ms a step.")
+    assert "Overlap of reductions on" in said
+    assert "prefetch of parameters off" in said
+    assert "decoupled gathers on, priority on." in said
+
+
+def test_nothing_hidden_is_said_where_nothing_is_communicated(complete: Run) -> None:
+    alone = tuple(msgspec.structs.replace(step, comm_s=0.0) for step in complete.steps)
+    assert beside(msgspec.structs.replace(complete, steps=alone)) == ""
+    assert beside(msgspec.structs.replace(complete, steps=())) == ""

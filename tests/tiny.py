@@ -205,6 +205,9 @@ def plan(
     recompute=False,
     bucket_bytes=600,
     overlap=True,
+    prefetch=True,
+    decouple=False,
+    priority=True,
     tp=1,
     sp=False,
     pp=1,
@@ -259,6 +262,9 @@ def plan(
         precision=precision,
         bucket_bytes=bucket_bytes,
         overlap=overlap,
+        prefetch=prefetch,
+        decouple=decouple,
+        priority=priority,
     )
 
 

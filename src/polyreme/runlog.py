@@ -25,10 +25,10 @@ class StepEvent(msgspec.Struct, frozen=True, kw_only=True, tag="step", tag_field
     `step` counts from 1. `samples`, `tokens`, seconds and `wire_bytes` are of this step alone.
     Seconds are means over processes: `compute_s` not blocked on others, `wait_s` blocked because
     another process was slower, `comm_s` blocked for the communication itself; they add up to
-    `step_s`. `wire_bytes` is what one process sent. `memory_bytes` is the highest peak of any
-    device so far. A step that was not finite has `skipped`, a `reason`, the `ranks` to blame if
-    any are, and the first of them as `rank`. `sample_ids` are listed if asked for, in the order of
-    the global batch.
+    `step_s`. `hidden_s` is communication behind computation, a part of `compute_s`. `wire_bytes`
+    is what one process sent. `memory_bytes` is the highest peak of any device so far. A step that
+    was not finite has `skipped`, a `reason`, the `ranks` to blame if any are, and the first of
+    them as `rank`. `sample_ids` are listed if asked for, in the order of the global batch.
     """
 
     t: float
@@ -43,6 +43,7 @@ class StepEvent(msgspec.Struct, frozen=True, kw_only=True, tag="step", tag_field
     compute_s: float
     comm_s: float
     wait_s: float
+    hidden_s: float = 0.0
     wire_bytes: int
     memory_bytes: int
     skipped: bool = False

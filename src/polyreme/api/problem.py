@@ -77,6 +77,7 @@ def posed(spec: Spec, there: Cluster, accelerator: Accelerator | None) -> Proble
             precision=_precision(spec, there, accelerator),
             optimizer_states=spec.data_parallel.n_vectors,
             optimizer_scalars=spec.data_parallel.rule.n_scalars,
+            by_entry=spec.data_parallel.is_plain and spec.data_parallel.rule.by_entry,
         ),
     )
 

@@ -39,6 +39,9 @@ def version_violations(plan: Plan, graph: LayerGraph) -> Iterator[Violation]:
     if not any(each.weight_version for own in plan.order for each in own):
         return
     grid = grid_of(plan)
+    if plan.decouple:
+        rule = "gathers after the step what is updated within it"
+        yield _wrong("decouple", True, rule, "false")
     for name, layer_plan in plan.layer_plans.items():
         if layer_plan.level != "none":
             rule = "shards weights that are kept in versions"

@@ -130,8 +130,11 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     `microbatches` is how many each data rank plays one after another (accumulation when there is
     one stage); `order_name` is what a pipeline's order is called, if it has a name; `token_slices`
     how many tokens each slice of a microbatch has, where actions name slices (unset: as even as
-    can be); `bucket_bytes` the size at which gradient buckets close; `overlap` whether they are
-    reduced while backward runs.
+    can be); `bucket_bytes` the size at which gradient buckets close. What is exchanged beside
+    computation: `overlap`, buckets are reduced while backward runs; `prefetch`, parameters of a
+    layer are gathered while the one before it computes; `decouple`, buckets are scattered while
+    backward runs, and gathered while the next step's forward does; `priority`, what that needs
+    first is gathered first.
     """
 
     stages: tuple[Stage, ...]
@@ -145,6 +148,9 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     token_slices: tuple[int, ...] = ()
     bucket_bytes: int = BUCKET_BYTES
     overlap: bool = True
+    prefetch: bool = True
+    decouple: bool = False
+    priority: bool = True
     estimate: Estimate | None = None
     search: Search | None = None
     inputs_hash: str = ""
@@ -156,7 +162,8 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True):
 
     `optimizer_states` is the number of tensors of the master parameters' size and dtype that the
     rule keeps per parameter (AdamW 2, momentum SGD 1), `optimizer_scalars` the number of 4-byte
-    scalars that it keeps per parameter tensor (AdamW's step count: 1).
+    scalars that it keeps per parameter tensor (AdamW's step count: 1). `by_entry` says that the
+    update of an entry needs no gradient but its own.
     """
 
     global_batch: int
@@ -164,6 +171,7 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True):
     precision: Precision
     optimizer_states: int
     optimizer_scalars: int = 0
+    by_entry: bool = False
 
 
 def devices(split: ShardTree) -> tuple[int, ...]:

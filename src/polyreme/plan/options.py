@@ -35,8 +35,15 @@ class Parallel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         microbatch: Samples per device and pass; the rest of the batch is accumulated.
         recompute: Whether activations are computed again in the backward pass.
         order: Order of a pipeline's actions ("1f1b" if not given); `polyreme list orders` has all.
-        bucket_bytes: Size at which a bucket of gradients is reduced.
+        bucket_bytes: Size at which a bucket of gradients is reduced; by the profile's latencies
+            and bandwidths (as MG-WFBP), if not given.
         overlap: Whether gradients are reduced while the backward pass runs.
+        prefetch: Whether parameters of a layer are gathered while the layer before it computes.
+        decouple: Whether gradients of whole parameters are scattered during the backward pass, and
+            gathered during the next step's forward pass (DeAR); where the profile says that it
+            is faster, if not given.
+        priority: Whether what the next forward pass needs first is gathered first (P3), or what
+            the backward pass made first.
     """
 
     plan: str | None = None
@@ -54,6 +61,9 @@ class Parallel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     order: str | None = None
     bucket_bytes: _Degree | None = None
     overlap: bool | None = None
+    prefetch: bool | None = None
+    decouple: bool | None = None
+    priority: bool | None = None
 
     def check(self) -> list[Violation]:
         """A plan stands alone; a level needs a shard axis, tokens tensor parts, an order stages."""

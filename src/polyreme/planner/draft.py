@@ -54,6 +54,7 @@ class Draft(msgspec.Struct, frozen=True, kw_only=True):
 
     `stages` holds the layers of each stage (none: all are one), `holders` the pipeline ranks of
     each; `order` names the order, `actions` are those of each pipeline rank where they are given.
+    `bucket_bytes` of 0, and `decouple` of None, leave these to the cost model.
     """
 
     strategies: Mapping[str, Strategy]
@@ -66,6 +67,9 @@ class Draft(msgspec.Struct, frozen=True, kw_only=True):
     global_batch: int
     bucket_bytes: int
     overlap: bool
+    prefetch: bool = True
+    decouple: bool | None = False
+    priority: bool = True
 
     @property
     def strategy(self) -> Strategy:
@@ -143,6 +147,9 @@ def read_draft(plan: Plan) -> Draft:
         global_batch=plan.global_batch,
         bucket_bytes=plan.bucket_bytes,
         overlap=plan.overlap,
+        prefetch=plan.prefetch,
+        decouple=plan.decouple,
+        priority=plan.priority,
     )
 
 

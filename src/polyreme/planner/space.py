@@ -38,7 +38,7 @@ class Space(msgspec.Struct, frozen=True, kw_only=True):
 
     Layers of `normed` take statistics over their microbatch: they are never run a second time,
     and unless the user fixes the microbatch it is as large as it can be. `pp` pipeline ranks play
-    `order` over stages of so many layers (`sizes`).
+    `order` over stages of so many layers (`sizes`). `parallel` says how all of them exchange.
     """
 
     layers: tuple[str, ...]
@@ -47,8 +47,7 @@ class Space(msgspec.Struct, frozen=True, kw_only=True):
     n_devices: int
     workload: Workload
     microbatch: int | None
-    bucket_bytes: int
-    overlap: bool
+    parallel: Parallel = Parallel()
     pp: int = 1
     order: str = ""
     sizes: tuple[int, ...] = ()
@@ -94,8 +93,11 @@ class Space(msgspec.Struct, frozen=True, kw_only=True):
                     holders=ORDERS[self.order].placements(self.pp) if self.order else ((0,),),
                     microbatches=microbatches,
                     global_batch=self.workload.global_batch,
-                    bucket_bytes=self.bucket_bytes,
-                    overlap=self.overlap,
+                    bucket_bytes=self.parallel.bucket_bytes or 0,
+                    overlap=self.parallel.overlap is not False,
+                    prefetch=self.parallel.prefetch is not False,
+                    decouple=self.parallel.decouple,
+                    priority=self.parallel.priority is not False,
                 )
 
 
@@ -135,8 +137,11 @@ def write_plan(draft: Draft, workload: Workload) -> Plan:
         global_batch=draft.global_batch,
         seq_len=workload.seq_len,
         precision=workload.precision,
-        bucket_bytes=draft.bucket_bytes,
+        bucket_bytes=draft.bucket_bytes or BUCKET_BYTES,
         overlap=draft.overlap,
+        prefetch=draft.prefetch,
+        decouple=bool(draft.decouple),
+        priority=draft.priority,
     )
 
 
@@ -167,8 +172,7 @@ def offer(
         n_devices=cluster.n_devices,
         workload=workload,
         microbatch=parallel.microbatch,
-        bucket_bytes=parallel.bucket_bytes or BUCKET_BYTES,
-        overlap=True if parallel.overlap is None else parallel.overlap,
+        parallel=parallel,
         pp=parallel.pp or 1,
         order=parallel.pipeline.name if (parallel.pp or 1) > 1 else "",
         sizes=_stage_sizes(graph, parallel, seconds),

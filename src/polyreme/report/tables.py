@@ -9,6 +9,7 @@ import msgspec
 
 from .against import Against, w_of
 from .attempts import again_s, kept_skipped, restarts
+from .beside import beside
 from .facts import (
     Prediction,
     algorithm,
@@ -20,6 +21,7 @@ from .facts import (
     peak_bytes,
     predictions,
     product,
+    summed,
     time_shares,
     totals,
     what,
@@ -111,6 +113,7 @@ def summary_json(run: Run) -> dict[str, Any]:
         "w": product(parts),
         "factors": {part.name: {"value": part.value, "basis": part.basis} for part in parts},
         "time": {share.name: share.share for share in time_shares(run)},
+        "hidden_s": summed(run, "hidden_s"),
         "predictions": [
             {
                 "name": found.name,
@@ -242,6 +245,8 @@ def show_run(run: Run, console: Console) -> None:
     shares = time_shares(run)
     if shares:
         lines += [Text(), _rich_bar(shares, console.width - 4)]
+    if hidden := beside(run):
+        lines.append(Text(hidden, style="dim"))
     if predictions(run):
         lines += [Text(), _rich_predictions(run)]
     lines += [Text(f"! {line}", style="yellow") for line in run.missing]

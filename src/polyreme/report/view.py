@@ -12,6 +12,7 @@ from ..plan.describe import describe
 from ..plan.ir import Plan
 from . import figures, tables, trouble
 from .attempts import attempts
+from .beside import beside
 from .drawing import devices_svg, order_svg, segments
 from .facts import (
     Share,
@@ -75,6 +76,7 @@ def run_view(run: Run, effectiveness: float | None = None) -> dict[str, Any]:
         ],
         "time_shares": time_shares(run),
         "wall_shares": wall_shares(run),
+        "beside": beside(run),
         "memory": predicted_memory(run),
         "memory_bars": bars,
         "memory_scale": max((bar.amount for bar in bars), default=1) or 1,
@@ -174,8 +176,14 @@ def _plan_view(run: Run, plan: Plan) -> dict[str, Any]:
 def _exchange(run: Run, plan: Plan) -> str:
     if named := algorithm(run):
         return f"replicas exchange by {named}."
-    when = "reduced during the backward pass." if plan.overlap else "reduced after it."
-    return f"gradients in buckets of {size(plan.bucket_bytes)}, {when}"
+    when = "during the backward pass" if plan.overlap else "after it"
+    if not plan.decouple:
+        return f"gradients in buckets of {size(plan.bucket_bytes)}, reduced {when}."
+    first = "what it needs first" if plan.priority else "what was scattered first"
+    return (
+        f"gradients in buckets of {size(plan.bucket_bytes)}, scattered {when} and gathered during "
+        f"the next forward pass, {first} first."
+    )
 
 
 def _search_text(plan: Plan) -> str:

@@ -85,6 +85,7 @@ class Applied:
     the layers here that use a parameter, `names` are those of all trainable parameters of the
     model, wherever they are. `orders` holds the actions of each pipeline rank, `forms` the
     forms of what each stage gives, `slices` where those of tokens begin and end, if there are.
+    `gathers` are scattered buckets in the order in which they are gathered.
     `loss` is set where logits are split. With `fills` a data rank without samples must run fillers.
     """
 
@@ -107,6 +108,7 @@ class Applied:
     device: torch.device
     loss: Loss | None = None
     fills: bool = False
+    gathers: tuple[int, ...] = ()
 
     @property
     def grid(self) -> Grid:
@@ -115,7 +117,8 @@ class Applied:
 
     @property
     def masters(self) -> dict[str, torch.Tensor]:
-        """Master tensor of each parameter by name, in graph order."""
+        """Master tensor of each parameter by name, in graph order, up to date."""
+        self.buckets.settle()
         known = dict(self.frozen)
         known |= {parameter.name: parameter.master for parameter in self.buckets.parameters}
         return {slot.name: known.get(slot.name, slot.tensor) for slot in self.parameters}
@@ -142,9 +145,17 @@ class Applied:
             return False
         return in_stage or where.pipes[0] == cell.pipe
 
-    def copy_masters(self) -> None:
+    def counts_part(self, parameter: Replicated) -> bool:
+        """The same where each data rank has a part of what all of them hold."""
+        where = self.where[parameter.name]
+        return not (where.cut is not None and where.cut.copy) and (
+            where.pipes[0] == self.places.cell.pipe
+        )
+
+    def copy_masters(self, which: Iterable[Replicated] | None = None) -> None:
         """Bring the working copies of replicated parameters up to date with their masters."""
-        stale = [p for p in self.buckets.parameters if p.working is not p.master]
+        among = self.buckets.parameters if which is None else which
+        stale = [p for p in among if p.working is not p.master]
         if stale:
             with torch.no_grad():
                 torch._foreach_copy_([p.working for p in stale], [p.master for p in stale])

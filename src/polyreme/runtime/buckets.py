@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
-from .timing import Traffic
+from .timing import Started, Traffic, all_gather, reduce_scatter
 
 
 @dataclass(kw_only=True)
@@ -35,18 +36,121 @@ class Replicated:
         return self.grad.shape == self.master.shape
 
 
-class _Bucket:
-    def __init__(self, members: list[Replicated]) -> None:
+class Bucket:
+    """Gradients of several parameters in one flat buffer, all-reduced."""
+
+    def __init__(self, members: list[Replicated], n_ranks: int = 1) -> None:
         first = members[0].master
         self.members = members
         self.n_ready = 0
-        self.work: Any = None
-        self.flat = torch.zeros(
-            sum(member.master.numel() for member in members), dtype=first.dtype, device=first.device
-        )
+        self._work: Started | None = None
         sizes = [member.master.numel() for member in members]
-        for member, part in zip(members, torch.split(self.flat, sizes), strict=True):
+        padded = -(-sum(sizes) // n_ranks) * n_ranks
+        self.flat = torch.zeros(padded, dtype=first.dtype, device=first.device)
+        whole = self.flat[: sum(sizes)]
+        for member, part in zip(members, torch.split(whole, sizes), strict=True):
             member.grad = part.view_as(member.master)
+
+    @property
+    def reduced(self) -> torch.Tensor:
+        """What of it holds sums after the reduction."""
+        return self.flat
+
+    def begin_filling(self) -> None:
+        """Gradients of a new step are about to be written here."""
+
+    def start(self, group: Any, traffic: Traffic) -> None:
+        """Begin the reduction."""
+        traffic.note_given(self.flat)
+        self._work = traffic.start_all_reduce(self.flat, group)
+
+    def finish(self) -> None:
+        """Wait until it is through."""
+        if self._work is not None:
+            self._work.wait()
+            self._work = None
+
+
+class Scattered(Bucket):
+    """One whose all-reduce is in halves: each rank sums a part, and gathers the others' later.
+
+    On host memory parts are exchanged all to all, since gloo's reduce-scatter is an all-reduce;
+    they are added in the order of ranks.
+
+    Source: Zhang et al., "DeAR: Accelerating Distributed Deep Learning with Fine-Grained
+    All-Reduce Pipelining", ICDCS 2023.
+    """
+
+    def __init__(self, members: list[Replicated], rank: int, n_ranks: int) -> None:
+        super().__init__(members, n_ranks)
+        self._n_ranks = n_ranks
+        self._parts = self.flat.view(n_ranks, -1)
+        self._rows: torch.Tensor | None = None
+        self._own = self._parts[rank]
+        first = rank * self._own.numel()
+        self._interval = first, first + self._own.numel()
+        self._then: Callable[[], None] | None = None
+
+    @property
+    def reduced(self) -> torch.Tensor:
+        """This rank's part."""
+        return self._own
+
+    def pieces(self, counts: Container[str]) -> list[torch.Tensor]:
+        """What the part of this rank holds of those parameters."""
+        first, end = self._interval
+        found, at = [], 0
+        for member in self.members:
+            low, high = max(first, at), min(end, at + member.master.numel())
+            if low < high and member.name in counts:
+                found.append(self.flat[low:high])
+            at += member.master.numel()
+        return found
+
+    def start(self, group: Any, traffic: Traffic) -> None:
+        """Begin to sum the parts."""
+        traffic.note_given(self.flat)
+        traffic.count(self.flat.nbytes, self._n_ranks, 1)
+        traffic.n_reductions += 1
+        flat, own = self.flat, self._own
+
+        def call() -> Any:
+            if flat.device.type != "cpu":
+                return reduce_scatter(own, flat, group=group, async_op=True)
+            self._rows = torch.empty_like(flat)
+            return dist.all_to_all_single(self._rows, flat, group=group, async_op=True)
+
+        self._work = traffic.start("reduce_scatter", flat, self._n_ranks, call)
+
+    def finish(self) -> None:
+        """Wait for what was begun: of all gradients, or of this rank's part alone."""
+        super().finish()
+        if self._rows is not None:
+            torch.sum(self._rows.view(self._n_ranks, -1), 0, out=self._own)
+            self._rows = None
+
+    def gather(self, group: Any, traffic: Traffic, then: Callable[[], None] | None = None) -> None:
+        """Begin to gather the parts; `then` is called when they are needed and there."""
+        traffic.count(self.flat.nbytes, self._n_ranks, 1)
+        flat, own = self.flat, self._own if self.flat.device.type != "cpu" else self._own.clone()
+        self._work = traffic.start(
+            "all_gather",
+            flat,
+            self._n_ranks,
+            lambda: all_gather(flat, own, group=group, async_op=True),
+        )
+        self._then = then
+
+    def begin_filling(self) -> None:
+        """What was gathered is used before it is overwritten."""
+        self.settle()
+
+    def settle(self) -> None:
+        """Have what is gathered, and done what was to be done with it."""
+        if self._then is not None:
+            self.finish()
+            then, self._then = self._then, None
+            then()
 
 
 class Buckets:
@@ -56,6 +160,10 @@ class Buckets:
     holds `bucket_bytes`. They are reduced in this order, from one thread, whichever parameters
     got a gradient on which rank; one without contributes zeros. So ranks cannot disagree about
     which collective comes next.
+
+    With `decouple` each rank sums a part of a bucket, and the parts are gathered: in `finish`, or
+    after it if `later`, when who set this calls `gather_later`. Parameters in `joint`, of which
+    sums are needed at once, are in buckets of their own that are all-reduced.
     """
 
     def __init__(
@@ -66,15 +174,28 @@ class Buckets:
         overlap: bool,
         group: Any,
         traffic: Traffic,
+        decouple: bool = False,
+        joint: Container[str] = (),
     ) -> None:
         self.parameters = tuple(parameters)
+        self.later = False
         self._overlap = overlap
         self._group = group
         self._traffic = traffic
         # A lone process has nothing to exchange: its gradients stay as autograd makes them.
         self._alone = group is None and all(p.working is p.master for p in self.parameters)
-        groups = [] if self._alone else _close(self.parameters, bucket_bytes)
-        self._buckets = [_Bucket(members) for members in groups]
+        given = [] if self._alone else self.parameters
+        halves = decouple and group is not None and group.size() > 1
+        apart = [p for p in given if halves and p.name not in joint]
+        self.scattered = tuple(
+            Scattered(members, group.rank(), group.size())
+            for members in _close(apart, bucket_bytes)
+        )
+        whole = [p for p in given if not halves or p.name in joint]
+        self._buckets: list[Bucket] = [
+            *self.scattered,
+            *(Bucket(members) for members in _close(whole, bucket_bytes)),
+        ]
         self._bucket_of = {m.name: bucket for bucket in self._buckets for m in bucket.members}
         self._next = 0
         for bucket in self._buckets:
@@ -87,7 +208,16 @@ class Buckets:
         """Tensors that hold all gradients after `finish`, each once."""
         if self._alone:
             return [member.grad for member in self.parameters if member.has_grad]
+        if self.later:
+            return [bucket.reduced for bucket in self._buckets]
         return [bucket.flat for bucket in self._buckets]
+
+    @property
+    def unparted(self) -> list[Replicated]:
+        """Those whose gradients are whole here after `finish`."""
+        if not self.later:
+            return list(self.parameters)
+        return [p for p in self.parameters if not isinstance(self._bucket_of[p.name], Scattered)]
 
     def begin(self) -> None:
         """Start a step: nothing has a gradient."""
@@ -116,7 +246,10 @@ class Buckets:
             self._launch_ready()
 
     def finish(self) -> None:
-        """Reduce what is left and wait for all; afterwards `grad` holds sums over the group."""
+        """Reduce what is left and wait for all; afterwards `grad` holds sums over the group.
+
+        If `later`, of scattered ones only this rank's part does.
+        """
         if self._alone:
             for member in self.parameters:
                 if member.master.grad is not None:
@@ -124,11 +257,24 @@ class Buckets:
         while self._next < len(self._buckets):
             self._launch()
         for bucket in self._buckets:
-            if bucket.work is not None:
-                self._traffic.finish(bucket.work)
-                bucket.work = None
+            bucket.finish()
+        if not self.later:
+            for each in self.scattered:
+                each.gather(self._group, self._traffic)
+            for each in self.scattered:
+                each.finish()
 
-    def _hook(self, bucket: _Bucket, member: Replicated) -> Any:
+    def gather_later(self, order: Iterable[tuple[Scattered, Callable[[], None]]]) -> None:
+        """Begin to gather buckets in that order; each one's call comes before it is needed."""
+        for bucket, then in order:
+            bucket.gather(self._group, self._traffic, then)
+
+    def settle(self) -> None:
+        """Wait for all that is gathered later."""
+        for bucket in self.scattered:
+            bucket.settle()
+
+    def _hook(self, bucket: Bucket, member: Replicated) -> Any:
         """What a parameter calls when its gradient is there.
 
         It holds all weakly: a tensor keeps its hooks where no collector of cycles sees them, and
@@ -144,6 +290,7 @@ class Buckets:
             if grad is None:  # it is left for the weight half of this backward pass
                 return
             if not own.used:
+                its_bucket.begin_filling()
                 own.grad.copy_(grad)
                 own.used = True
             elif not shared:
@@ -158,7 +305,7 @@ class Buckets:
         return collect
 
     @staticmethod
-    def _ready(bucket: _Bucket, member: Replicated) -> None:
+    def _ready(bucket: Bucket, member: Replicated) -> None:
         bucket.n_ready += not member.ready
         member.ready = True
 
@@ -172,12 +319,12 @@ class Buckets:
     def _launch(self) -> None:
         bucket = self._buckets[self._next]
         self._next += 1
+        bucket.begin_filling()
         for member in bucket.members:
             if not member.used:
                 member.grad.zero_()
         if self._group is not None:
-            self._traffic.note_given(bucket.flat)
-            bucket.work = self._traffic.start_all_reduce(bucket.flat, self._group)
+            bucket.start(self._group, self._traffic)
 
 
 def _close(parameters: Sequence[Replicated], bucket_bytes: int) -> list[list[Replicated]]:

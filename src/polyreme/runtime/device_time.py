@@ -10,12 +10,10 @@ from torch._C._autograd import DeviceType
 from torch.profiler import profile, supported_activities
 
 from ..cluster.accelerator import Accelerator
-from .timing import StepTimes
+from .timing import Interval, StepTimes, union_s
 
 _FIRST = 5  # steps before are warming up
 _EVERY = 500  # a profiled step is slower than others, and says the same as its neighbours
-
-Interval = tuple[float, float]
 
 
 class DeviceTimes:
@@ -30,7 +28,7 @@ class DeviceTimes:
     def __init__(self, accelerator: Accelerator) -> None:
         self._accelerator = accelerator
         self._n_steps = 0
-        self._compute, self._comm = 1.0, 0.0
+        self._compute, self._comm, self._hidden = 1.0, 0.0, 0.0
 
     @contextmanager
     def step(self) -> Iterator[None]:
@@ -50,39 +48,35 @@ class DeviceTimes:
             for event in profiler.events() or ()
             if event.device_type != DeviceType.CPU
         ]
-        self._compute, self._comm = shares(events, self._accelerator.backend)
+        self._compute, self._comm, self._hidden = shares(events, self._accelerator.backend)
 
     def split(self, step_s: float) -> StepTimes:
         """A step of that length by the last shares."""
         compute_s, comm_s = step_s * self._compute, step_s * self._comm
         return StepTimes(
-            step_s=step_s, compute_s=compute_s, comm_s=comm_s, wait_s=step_s - compute_s - comm_s
+            step_s=step_s,
+            compute_s=compute_s,
+            comm_s=comm_s,
+            wait_s=step_s - compute_s - comm_s,
+            hidden_s=step_s * self._hidden,
         )
 
 
-def shares(events: Iterable[tuple[str, Interval]], backend: str) -> tuple[float, float]:
-    """Shares of computing, and of communicating alone, from first start to last end.
+def shares(events: Iterable[tuple[str, Interval]], backend: str) -> tuple[float, float, float]:
+    """Shares of computing, of communicating alone, and beside computing, first start to last end.
 
     A kernel is a collective's if its name has the backend's in it.
 
     >>> shares([("gemm", (0, 4)), ("xcclAllReduce", (3, 6)), ("adam", (8, 10))], "xccl")
-    (0.6, 0.2)
+    (0.6, 0.2, 0.1)
     """
     events = list(events)
     if not events:
-        return 1.0, 0.0
+        return 1.0, 0.0, 0.0
     comm = [interval for name, interval in events if backend in name.lower()]
     compute = [interval for name, interval in events if backend not in name.lower()]
     whole = max(end for _, (_, end) in events) - min(start for _, (start, _) in events)
-    busy = _union(compute)
-    alone = _union([*comm, *compute]) - busy
-    return (busy / whole, alone / whole) if whole else (1.0, 0.0)
-
-
-def _union(intervals: Iterable[Interval]) -> float:
-    """Length of what the intervals cover."""
-    total, reach = 0.0, float("-inf")
-    for start, end in sorted(intervals):
-        total += max(0.0, end - max(start, reach))
-        reach = max(reach, end)
-    return total
+    busy = union_s(compute)
+    alone = union_s([*comm, *compute]) - busy
+    hidden = union_s(comm) - alone
+    return (busy / whole, alone / whole, hidden / whole) if whole else (1.0, 0.0, 0.0)

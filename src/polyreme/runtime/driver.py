@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 from typing import NamedTuple, Protocol
 
@@ -19,7 +20,7 @@ from torch.distributed.tensor import DTensor
 
 from ..algo.rule import Rule
 from .applied import Applied, Sharded
-from .buckets import Replicated
+from .buckets import Scattered
 from .device_time import DeviceTimes
 from .executor import Executor
 from .mesh import World
@@ -104,15 +105,20 @@ class Driver:
         self._clip_norm = clip_norm
         self._on_gradients = on_gradients
         self._trainable = applied.trainable
-        self.optimizers = optimizers(rule, applied)
+        made = optimizers(rule, applied)
+        self.optimizers = made.all
         for optimizer in self.optimizers:
             materialise(optimizer)
-        self._rates = [
-            [group["lr"] for group in optimizer.param_groups] for optimizer in self.optimizers
-        ]
+        self._rates = {
+            optimizer: [group["lr"] for group in optimizer.param_groups]
+            for optimizer in self.optimizers
+        }
         self.executor = Executor(applied)
         if self.executor.stash is not None:
             self.executor.stash.step = self._stash_step
+        # Whoever looks at gradients wants them whole.
+        applied.buckets.later = bool(made.by_bucket) and on_gradients is None
+        self._by_bucket = made.by_bucket if applied.buckets.later else ()
         self._rate_factor = 1.0
         self._counted = [p for p in self._trainable if applied.counts(p)]
         self._device_times = None if world.accelerator.on_host else DeviceTimes(world.accelerator)
@@ -162,7 +168,11 @@ class Driver:
             trails=tuple(int(own.trail) for own in agreed.own),
             memory_bytes=int(max(own.peak_bytes for own in agreed.own)),
             times=step_times(
-                step_s, blocked_s, [own.compute_s for own in agreed.own], self._world.rank
+                step_s,
+                blocked_s,
+                [own.compute_s for own in agreed.own],
+                self._world.rank,
+                [own.hidden_s for own in agreed.own],
             )
             if self._device_times is None
             else self._device_times.split(step_s),
@@ -179,6 +189,7 @@ class Driver:
             save=say.save,
             trail=world.record.trail,
             compute_s=time.perf_counter() - self._mark_s - blocked_s,
+            hidden_s=self.applied.traffic.hidden_s(),
             peak_bytes=world.accelerator.peak_bytes(),
         )
         rows = torch.zeros(world.n_ranks, len(own), dtype=torch.float64)
@@ -224,11 +235,11 @@ class Driver:
         if self._clip_norm is not None:
             clip = min(1.0, self._clip_norm / (norm + 1e-6))
         used = {n for n, flag in zip(self.applied.names, agreed.used, strict=True) if flag}
+        for whole in self.applied.buckets.unparted:
+            whole.master.grad = whole.grad
         for parameter in self._trainable:
             if parameter.name not in used:
                 parameter.master.grad = None
-            elif isinstance(parameter, Replicated):
-                parameter.master.grad = parameter.grad
         if self._on_gradients is not None:
             self._scale(coefficient)
             self._on_gradients(
@@ -239,14 +250,44 @@ class Driver:
             self._scale(clip)
         else:
             self._scale(coefficient * clip)
+        if self._by_bucket:
+            self._gather_later(used, rate_factor)
         self._step(rate_factor)
-        self.applied.copy_masters()
+        self.applied.copy_masters(self.applied.buckets.unparted)
+
+    def _gather_later(self, used: Container[str], rate_factor: float) -> None:
+        """Begin to gather scattered buckets; each is updated when its first layer needs it."""
+        buckets = self.applied.buckets
+        pairs = list(zip(buckets.scattered, self._by_bucket, strict=True))
+        buckets.gather_later(
+            (bucket, partial(self._update_bucket, bucket, optimizer, used, rate_factor))
+            for bucket, optimizer in (pairs[number] for number in self.applied.gathers)
+        )
+
+    def _update_bucket(
+        self,
+        bucket: Scattered,
+        optimizer: torch.optim.Optimizer,
+        used: Container[str],
+        rate_factor: float,
+    ) -> None:
+        """The update of a bucket whose gradients have been gathered."""
+        for member in bucket.members:
+            member.master.grad = member.grad if member.name in used else None
+        self._step_one(optimizer, rate_factor)
+        for member in bucket.members:
+            member.master.grad = None
+        self.applied.copy_masters(bucket.members)
 
     def _step(self, rate_factor: float) -> None:
-        for optimizer, rates in zip(self.optimizers, self._rates, strict=True):
-            for group, rate in zip(optimizer.param_groups, rates, strict=True):
-                group["lr"] = rate * rate_factor
-            optimizer.step()
+        for optimizer in self.optimizers:
+            if optimizer not in self._by_bucket:
+                self._step_one(optimizer, rate_factor)
+
+    def _step_one(self, optimizer: torch.optim.Optimizer, rate_factor: float) -> None:
+        for group, rate in zip(optimizer.param_groups, self._rates[optimizer], strict=True):
+            group["lr"] = rate * rate_factor
+        optimizer.step()
 
     def _stash_step(self) -> None:
         """An update in the middle of a step."""
@@ -260,11 +301,14 @@ class Driver:
         """Gradients of this rank that enter the norm, each entry of the model on one rank."""
         buckets = self.applied.buckets
         counted = {id(p) for p in self._counted}
-        whole = [p for p in buckets.parameters if id(p) in counted]
+        whole = [p for p in buckets.unparted if id(p) in counted]
         if len(whole) == len(buckets.parameters):
             found = buckets.grads
         else:
             found = [p.grad for p in whole if p.has_grad]
+        if buckets.later:
+            parts = {p.name for p in buckets.parameters if self.applied.counts_part(p)}
+            found += [piece for each in buckets.scattered for piece in each.pieces(parts)]
         shards = (p.master.grad for p in self._counted if isinstance(p, Sharded))
         return [*found, *(g.to_local() for g in shards if isinstance(g, DTensor))]
 
@@ -289,6 +333,7 @@ class _Own(NamedTuple):
     save: float
     trail: float
     compute_s: float
+    hidden_s: float
     peak_bytes: float
 
 

@@ -305,6 +305,7 @@ class _Run:
                 compute_s=result.times.compute_s,
                 comm_s=result.times.comm_s,
                 wait_s=result.times.wait_s,
+                hidden_s=result.times.hidden_s,
                 wire_bytes=came.sent_bytes,
                 memory_bytes=result.memory_bytes,
                 skipped=result.skipped,

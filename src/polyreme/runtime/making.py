@@ -142,19 +142,6 @@ class _Maker:
         position = {layer.name: at for at, layer in enumerate(self.graph.layers)}
         parameters = sorted(self.parameters.values(), key=lambda slot: position[slot.layer])
         buffers = sorted(self.buffers.values(), key=lambda slot: position[slot.layer])
-        buckets = Buckets(
-            [self.replicated[slot.name] for slot in parameters if slot.name in self.replicated],
-            bucket_bytes=self.plan.bucket_bytes,
-            overlap=self.plan.overlap,
-            group=self.places.data,
-            traffic=self.traffic,
-        )
-        if self.units:
-            # The root's own unit is empty: it runs FSDP2's hooks over the layers' units.
-            kept = {p for p in stage.parameters() if not isinstance(p.data, DTensor)}
-            fully_shard(
-                stage, mesh=self.places.mesh, reshard_after_forward=False, ignored_params=kept
-            )
         where = {
             slot.name: Where(cut=self.cuts.get(slot.name), pipes=self.holders[slot.name])
             for slot in (*parameters, *buffers)
@@ -162,6 +149,30 @@ class _Maker:
         trainable: dict[str, Trainable] = {p.name: p for u in self.units for p in u.parameters}
         trainable |= self.replicated
         ordered = [trainable[slot.name] for slot in parameters if slot.name in trainable]
+        joint = joint_parts(ordered, where, self.places)
+        buckets = Buckets(
+            [self.replicated[slot.name] for slot in parameters if slot.name in self.replicated],
+            bucket_bytes=self.plan.bucket_bytes,
+            overlap=self.plan.overlap,
+            group=self.places.data,
+            traffic=self.traffic,
+            decouple=self.plan.decouple,
+            joint={parameter.name for _, members in joint for parameter in members},
+        )
+        layers_of = {
+            slot.name: tuple(
+                name for name in self.layers if slot.name in self.graph.layer(name).params.values()
+            )
+            for slot in parameters
+        }
+        stages = [chunk.layers for chunk in self.chunks.values()]
+        data.prefetch(self.units, stages, ahead=self.plan.prefetch)
+        if self.units:
+            # The root's own unit is empty: it runs FSDP2's hooks over the layers' units.
+            kept = {p for p in stage.parameters() if not isinstance(p.data, DTensor)}
+            fully_shard(
+                stage, mesh=self.places.mesh, reshard_after_forward=False, ignored_params=kept
+            )
         levels = {self.plan.layer_plans[name].level for name in self.plan.layer_plans}
         applied = Applied(
             stage=stage,
@@ -169,18 +180,11 @@ class _Maker:
             parameters=tuple(parameters),
             buffers=tuple(buffers),
             where=where,
-            layers_of={
-                slot.name: tuple(
-                    name
-                    for name in self.layers
-                    if slot.name in self.graph.layer(name).params.values()
-                )
-                for slot in parameters
-            },
+            layers_of=layers_of,
             names=self._names(ordered),
             buckets=buckets,
             units=tuple(self.units),
-            joint=Joint(joint_parts(ordered, where, self.places), self.traffic),
+            joint=Joint(joint, self.traffic),
             frozen=self.frozen,
             orders=self._orders(),
             slices=self._slices(),
@@ -189,11 +193,34 @@ class _Maker:
             dtype=self.dtype,
             device=self.world.device,
             loss=self._loss(),
+            gathers=self._gathers(buckets, layers_of),
             fills=(self.places.mesh is not None and bool(levels - {"none"}))
             or (self.tp.degree > 1 and self.places.grid.degrees.data > 1),
         )
         self._share_ties(applied)
+        self._settle_before(applied)
         return applied
+
+    def _gathers(
+        self, buckets: Buckets, layers_of: Mapping[str, tuple[str, ...]]
+    ) -> tuple[int, ...]:
+        """By number, what the next forward pass needs first; else as they were reduced."""
+        numbers = range(len(buckets.scattered))
+        if not self.plan.priority:
+            return tuple(numbers)
+
+        def first(number: int) -> int:
+            members = buckets.scattered[number].members
+            return min(self.layers.index(name) for m in members for name in layers_of[m.name])
+
+        return tuple(sorted(numbers, key=first))
+
+    def _settle_before(self, applied: Applied) -> None:
+        """Have layers called when all that they compute with is up to date."""
+        for bucket in applied.buckets.scattered:
+            users = {layer for member in bucket.members for layer in applied.layers_of[member.name]}
+            for name in users:
+                self.bodies[name].call_before(bucket.settle)
 
     def _share_ties(self, applied: Applied) -> None:
         """Give tied weights that lie in several stages the values that they have in the first."""

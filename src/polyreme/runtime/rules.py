@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from torch.distributed.tensor import DTensor
@@ -15,7 +16,18 @@ if TYPE_CHECKING:
     import torch
 
 
-def optimizers(rule: Rule, applied: Applied) -> tuple[torch.optim.Optimizer, ...]:
+@dataclass(frozen=True, kw_only=True)
+class Optimizers:
+    """Those of a run, and those of `all` whose parameters are of one scattered bucket each.
+
+    `by_bucket` is empty where buckets cannot be updated one by one.
+    """
+
+    all: tuple[torch.optim.Optimizer, ...]
+    by_bucket: tuple[torch.optim.Optimizer, ...] = ()
+
+
+def optimizers(rule: Rule, applied: Applied) -> Optimizers:
     """Those of torch if it has the rule, one a kind of tensor; else one that plays it on all.
 
     Sums of one tensor go over the devices that hold parts of it, those of all tensors over the
@@ -23,14 +35,17 @@ def optimizers(rule: Rule, applied: Applied) -> tuple[torch.optim.Optimizer, ...
     """
     trainable, places = applied.trainable, applied.places
     masters = [parameter.master for parameter in trainable]
-    whole = [master for master in masters if not isinstance(master, DTensor)]
+    apart = [[member.master for member in each.members] for each in applied.buckets.scattered]
+    once = {id(master) for each in apart for master in each}
+    whole = [m for m in masters if not isinstance(m, DTensor) and id(m) not in once]
     shards = [master for master in masters if isinstance(master, DTensor)]
-    native = [rule.native(kind) for kind in (whole, shards) if kind]
+    kinds: tuple[Sequence[torch.Tensor], ...] = (*apart, whole, shards)
+    native = [rule.native(kind) for kind in kinds if kind]
     made = tuple(optimizer for optimizer in native if optimizer is not None)
     if len(made) == len(native):
-        return made
+        return Optimizers(all=made, by_bucket=made[: len(apart)])
     if places.replica is None:
-        return (RuleOptimizer(masters, rule),)
+        return Optimizers(all=(RuleOptimizer(masters, rule),))
 
     def over(group: Any) -> Callable[[torch.Tensor], torch.Tensor]:
         def summed(partial: torch.Tensor) -> torch.Tensor:
@@ -43,12 +58,11 @@ def optimizers(rule: Rule, applied: Applied) -> tuple[torch.optim.Optimizer, ...
     by_id = {id(parameter.master): parameter for parameter in trainable}
     in_stage = {key: applied.counts_in_replica(p, in_stage=True) for key, p in by_id.items()}
     in_model = {key: applied.counts_in_replica(p, in_stage=False) for key, p in by_id.items()}
-    return (
-        RuleOptimizer(
-            masters,
-            rule,
-            over_devices=over(places.inner),
-            over_stages=over(places.replica),
-            counts=lambda master, per_tensor: (in_stage if per_tensor else in_model)[id(master)],
-        ),
+    played = RuleOptimizer(
+        masters,
+        rule,
+        over_devices=over(places.inner),
+        over_stages=over(places.replica),
+        counts=lambda master, per_tensor: (in_stage if per_tensor else in_model)[id(master)],
     )
+    return Optimizers(all=(played,))

@@ -47,13 +47,20 @@ class Body(nn.Module):
         self.module = module
         self.recompute = recompute
         self._before_first: list[Callable[[], None]] = []
+        self._before: list[Callable[[], None]] = []
 
     def call_before_first(self, function: Callable[[], None]) -> None:
         """Call a function once, in the first forward pass, when all parameters are whole."""
         self._before_first.append(function)
 
+    def call_before(self, function: Callable[[], None]) -> None:
+        """Call a function before each forward pass."""
+        self._before.append(function)
+
     def forward(self, *inputs: Any) -> Any:
         """The layer's outputs."""
+        for function in self._before:
+            function()
         while self._before_first:
             self._before_first.pop()()
         if self.recompute and torch.is_grad_enabled():

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -21,15 +22,25 @@ reduce_scatter: Any = getattr(dist, "reduce_scatter_single", None) or dist.reduc
 
 @dataclass(frozen=True, kw_only=True)
 class StepTimes:
-    """Where the time of a step went: `compute_s + comm_s + wait_s = step_s`, means over ranks."""
+    """Where the time of a step went: `compute_s + comm_s + wait_s = step_s`, means over ranks.
+
+    `hidden_s` is what communication ran behind computation, and so is in `compute_s`.
+    """
 
     step_s: float
     compute_s: float
     comm_s: float
     wait_s: float
+    hidden_s: float = 0.0
 
 
-def step_times(step_s: float, blocked_s: float, compute_s: Sequence[float], rank: int) -> StepTimes:
+def step_times(
+    step_s: float,
+    blocked_s: float,
+    compute_s: Sequence[float],
+    rank: int,
+    hidden_s: Sequence[float] = (0.0,),
+) -> StepTimes:
     """Split this rank's step.
 
     `compute_s` holds, for each rank, the time up to the end-of-step exchange in which it was not
@@ -37,15 +48,52 @@ def step_times(step_s: float, blocked_s: float, compute_s: Sequence[float], rank
     exchange (the update) is taken as the same for all; the rest is communication.
 
     >>> step_times(1.0, 0.5, (0.5, 0.25), 0)
-    StepTimes(step_s=1.0, compute_s=0.375, comm_s=0.5, wait_s=0.125)
+    StepTimes(step_s=1.0, compute_s=0.375, comm_s=0.5, wait_s=0.125, hidden_s=0.0)
     """
     mean = sum(compute_s) / len(compute_s)
     update_s = max(0.0, step_s - blocked_s - compute_s[rank])
     busy_s = min(step_s, mean + update_s)
     wait_s = min(step_s - busy_s, max(compute_s) - mean)
     return StepTimes(
-        step_s=step_s, compute_s=busy_s, comm_s=step_s - busy_s - wait_s, wait_s=wait_s
+        step_s=step_s,
+        compute_s=busy_s,
+        comm_s=step_s - busy_s - wait_s,
+        wait_s=wait_s,
+        hidden_s=sum(hidden_s) / len(hidden_s),
     )
+
+
+Interval = tuple[float, float]
+
+
+def union_s(intervals: Iterable[Interval]) -> float:
+    """Length of what the intervals cover.
+
+    >>> union_s([(0, 2), (1, 3), (5, 6)])
+    4.0
+    """
+    total, reach = 0.0, float("-inf")
+    for start, end in sorted(intervals):
+        total += max(0.0, end - max(start, reach))
+        reach = max(reach, end)
+    return total
+
+
+class Started(dist.Work):
+    """A collective under way; `wait` for it before its tensors are read."""
+
+    def __init__(self, traffic: Traffic, seq: int, work: Any) -> None:
+        super().__init__()
+        self._traffic, self._seq, self._work = traffic, seq, work
+
+    def wait(self, timeout: Any = None) -> bool:
+        """Until it is through; the time counts as blocked."""
+        traffic = self._traffic
+        traffic.record.wait(self._seq)
+        with traffic.record.failing(self._seq), traffic.blocked(started=True):
+            self._work.wait()
+        traffic.record.end(self._seq)
+        return True
 
 
 class Traffic:
@@ -64,15 +112,29 @@ class Traffic:
         self.n_reductions = 0
         self.n_sends = 0
         self._given: list[torch.Tensor] = []
+        self._flights: deque[Interval] = deque()
+        self._waited_s = 0.0
 
     @contextmanager
-    def blocked(self) -> Iterator[None]:
-        """Time spent inside counts as blocked."""
+    def blocked(self, *, started: bool = False) -> Iterator[None]:
+        """Time spent inside counts as blocked; `started` says that it ran before."""
         start_s = time.perf_counter()
         try:
             yield
         finally:
-            self.blocked_s += time.perf_counter() - start_s
+            took_s = time.perf_counter() - start_s
+            self.blocked_s += took_s
+            if started:
+                self._waited_s += took_s
+
+    def hidden_s(self) -> float:
+        """Seconds since the last call in which something was under way and the host worked.
+
+        Of what ended since then, on the host's memory: devices are measured by `DeviceTimes`.
+        """
+        landed = [self._flights.popleft() for _ in range(len(self._flights))]
+        waited_s, self._waited_s = self._waited_s, 0.0
+        return max(0.0, union_s(landed) - waited_s)
 
     def count(self, full_bytes: int, n_ranks: int, passes: int) -> None:
         """Count a ring collective over the full tensor; an all-reduce makes two passes."""
@@ -87,21 +149,30 @@ class Traffic:
         given, self._given = self._given, []
         return torch.isfinite(torch.stack(given)).all() if given else None
 
-    def start_all_reduce(self, tensor: torch.Tensor, group: dist.ProcessGroup) -> Any:
-        """Begin the sum of the tensor over the group, in place; give the result to `finish`."""
+    def start(
+        self, op: str, tensor: torch.Tensor, n_ranks: int, call: Callable[[], Any]
+    ) -> Started:
+        """Begin a collective over that tensor by a call that returns its work."""
+        seq = self.record.begin(op, tensor, n_ranks)
+        begun_s = time.perf_counter()
+        work = call()
+        if tensor.device.type == "cpu":
+            flights = self._flights
+            future = work.get_future()
+            future.add_done_callback(lambda _: flights.append((begun_s, time.perf_counter())))
+        return Started(self, seq, work)
+
+    def start_all_reduce(self, tensor: torch.Tensor, group: dist.ProcessGroup) -> Started:
+        """Begin the sum of the tensor over the group, in place."""
         n_ranks = group.size()
         self.count(tensor.nbytes, n_ranks, 2)
         self.n_reductions += 1
-        seq = self.record.begin("all_reduce sum", tensor, n_ranks)
-        return seq, dist.all_reduce(tensor, group=group, async_op=True)
-
-    def finish(self, started: Any) -> None:
-        """Wait for what `start_all_reduce` began."""
-        seq, work = started
-        self.record.wait(seq)
-        with self.record.failing(seq), self.blocked():
-            work.wait()
-        self.record.end(seq)
+        return self.start(
+            "all_reduce sum",
+            tensor,
+            n_ranks,
+            lambda: dist.all_reduce(tensor, group=group, async_op=True),
+        )
 
     def all_reduce(
         self,
@@ -172,11 +243,15 @@ class TimedAllGather(_fsdp_api.AllGather):
         """Gather all ranks' inputs into the output."""
         traffic, n_ranks = self._traffic, group.size()
         traffic.count(output_tensor.nbytes, n_ranks, 1)
+
+        def call(*, behind: bool) -> Any:
+            return all_gather(output_tensor, input_tensor, group=group, async_op=behind)
+
+        if async_op:
+            return traffic.start("all_gather", output_tensor, n_ranks, lambda: call(behind=True))
         inside = traffic.record.inside("all_gather", output_tensor, n_ranks, settles=False)
         with inside, traffic.blocked():
-            work: dist.Work | None = all_gather(
-                output_tensor, input_tensor, group=group, async_op=async_op
-            )
+            work: dist.Work | None = call(behind=False)
         return work
 
 

@@ -18,6 +18,7 @@ _STEP_FIELDS = (
     "compute_s",
     "comm_s",
     "wait_s",
+    "hidden_s",
     "wire_bytes",
     "memory_bytes",
 )

@@ -80,6 +80,11 @@ class RuleKind(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         """An optimizer of torch that does the same, to each entry apart, if there is one."""
         return None
 
+    @property
+    def by_entry(self) -> bool:
+        """Whether the update of an entry needs no gradient but its own."""
+        return type(self).native is not RuleKind.native
+
     def optimizer(self, params: Iterable[torch.Tensor]) -> torch.optim.Optimizer:
         """The same as an optimizer over parameters that this process holds whole."""
         from ..optimizer import RuleOptimizer

@@ -73,6 +73,11 @@ class SGD(RuleKind, frozen=True, kw_only=True, tag="SGD", tag_field="kind"):
             direction = direction + self.weight_decay * params
         return -lr * direction, state
 
+    @property
+    def by_entry(self) -> bool:
+        """Torch has none whose decay is decoupled."""
+        return not self.decoupled
+
     def native(self, params: Sequence[torch.Tensor]) -> torch.optim.Optimizer | None:
         """That of torch, unless decay is decoupled."""
         import torch

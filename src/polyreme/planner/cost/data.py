@@ -10,7 +10,7 @@ import msgspec
 
 from ...cluster.types import Cluster
 from ...profile.fit import Fit
-from ...profile.record import Profile
+from ...profile.record import Collective, Profile
 from ..draft import Draft, Strategy
 from ..groups import Groups
 from .memory import Memory, Unit
@@ -55,22 +55,33 @@ class _Traffic(msgspec.Struct, kw_only=True):
         each = self.gather_forward + self.gather_backward + self.reduce_each
         return self.gather_once + rounds * each + self.reduce_last
 
-    def exposed_s(self, rounds: int, forward_s: float, backward_s: float, overlap: float) -> float:
-        """What computation does not hide: of each part the share `overlap` can be hidden.
+    def exposed_s(self, rounds: int, forward_s: float, backward_s: float, hides: _Hides) -> float:
+        """What computation does not hide: of each part the share of its kind can be hidden.
 
         That share is measured with both running, so it holds what each slows the other down.
         """
 
-        def exposed(comm_s: float, beside_s: float, alone_s: float = 0.0) -> float:
-            return max(comm_s - min(comm_s * overlap, beside_s), min(alone_s, comm_s))
+        def exposed(
+            gather_s: float, reduce_s: float, beside_s: float, alone_s: float = 0.0
+        ) -> float:
+            comm_s = gather_s + reduce_s
+            hidden_s = gather_s * hides.gathers + reduce_s * hides.reductions
+            return max(comm_s - min(hidden_s, beside_s), min(alone_s, comm_s))
 
-        in_backward = self.gather_backward + self.reduce_each
+        again, each = self.gather_backward, self.reduce_each
         return (
-            exposed(self.gather_once + self.gather_forward, forward_s, self.first_gather)
-            + (rounds - 1) * exposed(self.gather_forward, forward_s)
-            + (rounds - 1) * exposed(in_backward, backward_s)
-            + exposed(in_backward + self.reduce_last, backward_s, self.last_reduce)
+            exposed(self.gather_once + self.gather_forward, 0.0, forward_s, self.first_gather)
+            + (rounds - 1) * exposed(self.gather_forward, 0.0, forward_s)
+            + (rounds - 1) * exposed(again, each, backward_s)
+            + exposed(again, each + self.reduce_last, backward_s, self.last_reduce)
         )
+
+
+class _Hides(msgspec.Struct, frozen=True):
+    """Shares of gathers and of reductions that can run behind computation."""
+
+    gathers: float
+    reductions: float
 
 
 class DataCost:
@@ -94,15 +105,7 @@ class DataCost:
         compute_s = sum(sum(passes[size]) * count for size, count in sizes.items())
         sharded, bucketed = self._sharded_traffic(groups), self._bucketed_traffic(draft, groups)
         rounds = draft.microbatches
-        forward_s, backward_s = passes[min(sizes)]
-        overlap = self.profile.overlap
-        sharded_overlap = self.profile.sharded_overlap
-        exposed_s = sharded.exposed_s(
-            rounds,
-            forward_s,
-            backward_s,
-            overlap if sharded_overlap is None else sharded_overlap,
-        ) + bucketed.exposed_s(rounds, forward_s, backward_s, overlap if draft.overlap else 0.0)
+        exposed_s = self._exposed_s(draft, passes[min(sizes)], sharded, bucketed)
         return StepTime(
             compute_s=compute_s + self._update_s(groups),
             comm_s=sharded.comm_s(rounds) + bucketed.comm_s(rounds),
@@ -119,17 +122,26 @@ class DataCost:
         forward_s, backward_s = self._pass_s(groups, draft.microbatch)
         sharded, bucketed = self._sharded_traffic(groups), self._bucketed_traffic(draft, groups)
         rounds = draft.microbatches
-        overlap = self.profile.overlap
-        sharded_overlap = self.profile.sharded_overlap
-        exposed_s = sharded.exposed_s(
-            rounds, forward_s, backward_s, overlap if sharded_overlap is None else sharded_overlap
-        ) + bucketed.exposed_s(rounds, forward_s, backward_s, overlap if draft.overlap else 0.0)
+        exposed_s = self._exposed_s(draft, (forward_s, backward_s), sharded, bucketed)
         return StageTime(
             forward_s=forward_s,
             backward_s=backward_s,
             update_s=self._update_s(groups),
             comm_s=sharded.comm_s(rounds) + bucketed.comm_s(rounds),
             exposed_comm_s=exposed_s,
+        )
+
+    def _exposed_s(
+        self, draft: Draft, passes: tuple[float, float], sharded: _Traffic, bucketed: _Traffic
+    ) -> float:
+        """Of both kinds of exchange, by what the draft lets run behind computation."""
+        measured, reductions = self.profile.overlap, self.profile.sharded_overlap
+        of_units = _Hides(
+            measured if draft.prefetch else 0.0, measured if reductions is None else reductions
+        )
+        of_buckets = _Hides(measured, measured if draft.overlap else 0.0)
+        return sharded.exposed_s(draft.microbatches, *passes, of_units) + bucketed.exposed_s(
+            draft.microbatches, *passes, of_buckets
         )
 
     def _pass_s(self, groups: Groups, size: int) -> tuple[float, float]:
@@ -197,7 +209,7 @@ class DataCost:
             traffic.last_reduce = reduce_s + replicas_s
 
     def _bucketed_traffic(self, draft: Draft, groups: Groups) -> _Traffic:
-        """Gradients that are whole on every device: all-reduced in buckets, once a step."""
+        """Gradients that are whole on every device: summed in buckets, once a step."""
         traffic = _Traffic()
         wide = self.memory.widths
         whole_bytes = wide.master * sum(
@@ -208,10 +220,18 @@ class DataCost:
         if n_devices > 1 and whole_bytes:
             n_hosts = self._n_hosts(1, n_devices * draft.strategy.tp)[0]
             full, rest_bytes = divmod(whole_bytes, draft.bucket_bytes)
-            full_s = self._fit.collective_s("all_reduce", n_devices, draft.bucket_bytes, n_hosts)
-            rest_s = self._fit.collective_s("all_reduce", n_devices, rest_bytes, n_hosts)
-            traffic.reduce_last = full * full_s + rest_s
-            traffic.last_reduce = rest_s if rest_bytes else full_s
+
+            def spent(op: Collective) -> tuple[float, float]:
+                """Seconds of all buckets, and of the last one."""
+                full_s = self._fit.collective_s(op, n_devices, draft.bucket_bytes, n_hosts)
+                rest_s = self._fit.collective_s(op, n_devices, rest_bytes, n_hosts)
+                return full * full_s + rest_s, rest_s if rest_bytes else full_s
+
+            if draft.decouple:
+                traffic.reduce_last, traffic.last_reduce = spent("reduce_scatter")
+                traffic.gather_once, traffic.first_gather = spent("all_gather")
+            else:
+                traffic.reduce_last, traffic.last_reduce = spent("all_reduce")
         return traffic
 
     def _hosts_of_group(self, replica: int, shard: int) -> tuple[int, int]:

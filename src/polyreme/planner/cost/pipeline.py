@@ -21,6 +21,7 @@ from ...profile.fit import Fit
 from ...profile.record import Profile
 from ..draft import Draft
 from .data import DataCost, StepTime
+from .exchange import tuned
 from .tensor import TensorCost
 
 
@@ -34,6 +35,8 @@ class StepCost:
 
     def __call__(self, draft: Draft) -> StepTime:
         """Seconds of one step on the data rank that has most samples."""
+        if not draft.bucket_bytes or draft.decouple is None:
+            return self(self._tuned(draft))
         if draft.pp == 1 and draft.strategy.tp == 1:
             return self._data(draft)
         stages = draft.stages or (tuple(draft.strategies),)
@@ -87,10 +90,16 @@ class StepCost:
         return ORDERS[draft.order].actions(draft.pp, draft.microbatches, costs)
 
     def ordered(self, draft: Draft) -> Draft:
-        """The draft with the actions of its order, for stages as they are."""
+        """The draft with the actions of its order, for stages as they are, and its exchanges."""
+        draft = self._tuned(draft)
         if not draft.stages:
             return draft
         return msgspec.structs.replace(draft, actions=self._actions(draft, self.costs(draft)))
+
+    def _tuned(self, draft: Draft) -> Draft:
+        workload = self._data.memory.workload
+        synchronous = draft.order not in ORDERS or ORDERS[draft.order].synchronous
+        return tuned(draft, self, parts=workload.by_entry and synchronous)
 
     @property
     def _width(self) -> int:

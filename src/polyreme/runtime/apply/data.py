@@ -92,6 +92,30 @@ def shard(
     )
 
 
+def prefetch(units: Sequence[Unit], stages: Iterable[Sequence[str]], *, ahead: bool) -> None:
+    """While a unit computes, gather the next one of its stage, forward and backward.
+
+    Unless `ahead`, each is gathered when it is needed. On host memory the host would wait for each
+    gather that is not asked for so.
+    """
+    for layers in stages:
+        at = {name: index for index, name in enumerate(layers)}
+        here = sorted(
+            (unit for unit in units if unit.layers[0] in at), key=lambda unit: at[unit.layers[0]]
+        )
+        for index, unit in enumerate(here):
+            if ahead and index + 1 < len(here):
+                unit.module.set_modules_to_forward_prefetch([here[index + 1].module])
+            # Without a list FSDP2 takes what it guesses; one that is there already costs nothing.
+            before = here[index - 1] if ahead and index else unit
+            unit.module.set_modules_to_backward_prefetch([before.module])
+            unit.module._set_unshard_async_op(ahead and _on_host(unit))
+
+
+def _on_host(unit: Unit) -> bool:
+    return any(p.master.device.type == "cpu" for p in unit.parameters)
+
+
 def stays_wide(slot: Slot) -> bool:
     """Whether a parameter keeps float32 under bfloat16, and is whole on each device.
 
