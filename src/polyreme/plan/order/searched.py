@@ -13,10 +13,12 @@ from ..play import Costs, play
 from .by_list import ZBAuto
 from .kind import Order, Ranks
 from .one_f_one_b import OneFOneB
-from .repetend import Block, Repetend, Work, ended, shortest, whole
+from .repetend import Block, Repetend, Work
+from .window_solver import ended, shortest, whole
 
 GRID = 1000  # units of the busiest rank's time over one microbatch, where costs share no larger one
-EFFORT = 0.8  # deterministic seconds of the solver; 1 was 5 to 10 s of one core
+EFFORT = 0.5  # deterministic seconds of the solver for one problem; 1 was 5 to 10 s of one core
+FEW = 2  # microbatches for each that a rank may hold: so many are also scheduled without windows
 _TINY = 1e-9
 
 
@@ -24,11 +26,12 @@ class Searched(Order):
     """A period as short as memory lets it be, with warm-up and cool-down to suit.
 
     `cap` is how many microbatches a rank holds at most (None: as many as there are ranks, as does
-    1F1B). Microbatches that it may hold all at once are scheduled without windows.
+    1F1B). Those that it may hold all at once are scheduled without windows.
 
     Differs: backward passes are in halves, but whole where nothing starts later by it. Windows
-    repeat exactly, so where the two ends count for more than the period an order without windows
-    can be shorter: that of 1F1B or of the list scheduler, if it keeps to the cap, is then taken.
+    repeat exactly, so where both ends count for more than the period an order without them can be
+    shorter: up to `FEW` times the cap it is searched too, and that of 1F1B or of the list
+    scheduler, if it keeps to the cap, is taken where it is shorter than both.
     """
 
     name: ClassVar[str] = "searched"
@@ -43,9 +46,8 @@ class Searched(Order):
     def actions(self, n_ranks: int, n_microbatches: int, costs: Costs) -> Ranks:
         """The same ones for the same costs, whatever their unit."""
         cap = self.cap or n_ranks
-        blocks = _blocks(in_units(costs), cap, n_microbatches)
+        found = [_actions(each) for each in _blocks(in_units(costs), cap, n_microbatches)]
         others = [order.actions(n_ranks, n_microbatches, costs) for order in (OneFOneB(), ZBAuto())]
-        found = [] if blocks is None else [_actions(blocks)]
         for ranks in others:
             played = play(ranks, n_ranks, costs)
             if all(played.peak(rank) <= cap for rank in range(n_ranks)):
@@ -78,12 +80,15 @@ def in_units(costs: Costs) -> Work:
 
 
 @lru_cache(maxsize=256)
-def _blocks(work: Work, cap: int, n_microbatches: int) -> list[list[Block]] | None:
-    """Of each rank in turn; None if the solver found none."""
-    if n_microbatches <= cap:
-        return whole(work, n_microbatches, cap, EFFORT)
-    found = _windows(work, cap)
-    return None if found is None else found.ranks(work.n_ranks, n_microbatches)
+def _blocks(work: Work, cap: int, n_microbatches: int) -> tuple[list[list[Block]], ...]:
+    """Of each rank in turn, in windows and without, as far as that is found."""
+    found = []
+    if n_microbatches > cap and (windows := _windows(work, cap)) is not None:
+        found.append(windows.ranks(work.n_ranks, n_microbatches))
+    if n_microbatches <= FEW * cap:
+        blocks = whole(work, n_microbatches, cap, EFFORT)
+        found += [] if blocks is None else [blocks]
+    return tuple(found)
 
 
 @lru_cache(maxsize=256)
