@@ -10,11 +10,12 @@ import msgspec
 
 from ..ir import Action
 from ..play import Costs, play
-from .by_list import ZBAuto
+from .by_list import Listed
 from .kind import Order, Ranks
 from .one_f_one_b import OneFOneB
 from .repetend import Block, Repetend, Work
 from .window_solver import ended, shortest, whole
+from .zero_bubble import ZBH1
 
 GRID = 1000  # units of the busiest rank's time over one microbatch, where costs share no larger one
 EFFORT = 0.5  # deterministic seconds of the solver for one problem; 1 was 5 to 10 s of one core
@@ -30,14 +31,14 @@ class Searched(Order):
 
     Differs: backward passes are in halves, but whole where nothing starts later by it. Windows
     repeat exactly, so where both ends count for more than the period an order without them can be
-    shorter: up to `FEW` times the cap it is searched too, and that of 1F1B or of the list
-    scheduler, if it keeps to the cap, is taken where it is shorter than both.
+    shorter: up to `FEW` times the cap it is searched too, and that of the list scheduler, of ZB-H1
+    or of 1F1B is taken where it keeps to the cap and is shorter than both.
     """
 
     name: ClassVar[str] = "searched"
     source: ClassVar[str] = "Lin et al. 2024, Tessel"
     line: ClassVar[str] = "A solver's windows that repeat, as short as the busiest rank lets them."
-    bubble: ClassVar[str] = "at most that of zb-auto; none of the busiest rank between windows"
+    bubble: ClassVar[str] = "at most that of zb-auto"
     peak: ClassVar[str] = "p"
 
     def __init__(self, cap: int | None = None) -> None:
@@ -46,15 +47,36 @@ class Searched(Order):
     def actions(self, n_ranks: int, n_microbatches: int, costs: Costs) -> Ranks:
         """The same ones for the same costs, whatever their unit."""
         cap = self.cap or n_ranks
-        found = [_actions(each) for each in _blocks(in_units(costs), cap, n_microbatches)]
-        others = [order.actions(n_ranks, n_microbatches, costs) for order in (OneFOneB(), ZBAuto())]
-        for ranks in others:
+        found = list(found_alone(cap, n_microbatches, costs))
+        for order in (_Capped(cap), ZBH1(), OneFOneB()):
+            ranks = order.actions(n_ranks, n_microbatches, costs)
             played = play(ranks, n_ranks, costs)
             if all(played.peak(rank) <= cap for rank in range(n_ranks)):
                 found.append(ranks)
-        assert found, "windows over one microbatch always are"
         best = min(found, key=lambda ranks: play(ranks, n_ranks, costs).makespan_s)
         return whole_backward(best, n_ranks, costs)
+
+
+class _Capped(Listed):
+    """What the list scheduler finds under a cap of its own."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+
+    def cap(self, n_ranks: int) -> float:
+        """As given."""
+        return self._most
+
+
+def found_alone(cap: int, n_microbatches: int, costs: Costs) -> tuple[Ranks, ...]:
+    """What the solver finds, in windows and without; backward passes are in halves."""
+    return tuple(
+        tuple(
+            tuple(Action(kind=kind, stage=stage, microbatch=each) for kind, stage, each in own)
+            for own in blocks
+        )
+        for blocks in _blocks(in_units(costs), cap, n_microbatches)
+    )
 
 
 def in_units(costs: Costs) -> Work:
@@ -96,13 +118,6 @@ def _windows(work: Work, cap: int) -> Repetend | None:
     """Of the least period, with ends that make use of all that may be held."""
     least = shortest(work, cap)
     return None if least is None else ended(work, cap, least.period, EFFORT)
-
-
-def _actions(blocks: list[list[Block]]) -> Ranks:
-    return tuple(
-        tuple(Action(kind=kind, stage=stage, microbatch=each) for kind, stage, each in own)
-        for own in blocks
-    )
 
 
 def whole_backward(ranks: Ranks, n_stages: int, costs: Costs) -> Ranks:
