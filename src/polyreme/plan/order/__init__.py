@@ -13,6 +13,7 @@ from .interleaved import Interleaved
 from .kind import Order
 from .one_f_one_b import OneFOneB
 from .pipedream import PipeDream
+from .searched import Searched
 from .terapipe import TeraPipe
 from .v_shape import VHalf, VMin
 from .zero_bubble import ZBH1, ZBH2
@@ -26,6 +27,7 @@ ORDERS: Mapping[str, Order] = {
         ZBH1(),
         ZBH2(),
         ZBAuto(),
+        Searched(),
         ZBV(),
         VHalf(),
         VMin(),

@@ -77,7 +77,7 @@ class VHalf(_VShape):
 
     name: ClassVar[str] = "v-half"
     line: ClassVar[str] = "Two chunks a rank in a V, with half the memory and bubble of 1F1B."
-    bubble: ClassVar[str] = "half of 1F1B's"
+    bubble: ClassVar[str] = "half of 1F1B's if F = I = W"
     peak: ClassVar[str] = "(p+2)//2"
     slopes: ClassVar[tuple[int, int, int, int]] = (1, 2, 1, 2)
 
@@ -95,7 +95,7 @@ class VMin(_VShape):
 
     name: ClassVar[str] = "v-min"
     line: ClassVar[str] = "Two chunks a rank in a V, with a third of the memory of 1F1B."
-    bubble: ClassVar[str] = "two thirds of 1F1B's"
+    bubble: ClassVar[str] = "two thirds of 1F1B's if F = I = W"
     peak: ClassVar[str] = "(p+4)//3"
     slopes: ClassVar[tuple[int, int, int, int]] = (1, 1, 1, 1)
 

@@ -121,6 +121,14 @@ class StepCost:
 
 
 def _slices(draft: Draft) -> tuple[float, ...]:
-    """The share of a pass that each slice of tokens takes; none where passes are whole."""
-    n = ORDERS[draft.order].slices if draft.order in ORDERS else 1
+    """The share of a pass that each slice of tokens takes; none where passes are whole.
+
+    It is that of the tokens: what attention to earlier ones adds to later slices is not measured.
+    """
+    if draft.actions:
+        n = 1 + max(action.token_slice for own in draft.actions for action in own)
+    else:
+        n = ORDERS[draft.order].slices if draft.order in ORDERS else 1
+    if n > 1 and len(draft.token_slices) == n:
+        return tuple(tokens / sum(draft.token_slices) for tokens in draft.token_slices)
     return (1 / n,) * n if n > 1 else ()
