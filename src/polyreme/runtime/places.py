@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any
 
 import msgspec
@@ -11,6 +12,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
+from ..cluster.accelerator import HOST_BACKEND
 from ..plan.grid import Cell, Degrees, Grid
 from .mesh import World
 
@@ -26,7 +28,8 @@ class Places:
     of a replica that hold parts of the same layers (shard x tp), `replica` all devices of it;
     `copies` by n the n neighbouring tensor parts that it is among, `shared` the holders of layers
     that lie on several pipeline ranks, by these. Messages to later pipeline ranks go over `up`,
-    to earlier ones over `down`.
+    to earlier ones over `down`, both over host memory; those of accelerators over `pairs`, by
+    sender and receiver: one backend carries out all of a group in the order in which it was asked.
 
     Where replicas work apart, `grid` is of one of them, number `team[0]` of `team[1]`; `peers`
     are the processes at the same place of each, of these ranks.
@@ -44,6 +47,7 @@ class Places:
     shared: Mapping[tuple[int, ...], Group] = field(default_factory=dict)
     up: Group = None
     down: Group = None
+    pairs: Mapping[tuple[int, int], Group] = field(default_factory=dict)
     peers: Group = None
     peer_ranks: tuple[int, ...] = (0,)
     team: tuple[int, int] = (0, 1)
@@ -52,6 +56,12 @@ class Places:
     def data_rank(self) -> int:
         """Which share of every batch is this process's."""
         return self.cell.replica * self.grid.shard + self.cell.shard
+
+    def wire(self, sender: int, receiver: int, *, on_host: bool) -> Group:
+        """What messages between two pipeline ranks go over."""
+        if on_host:
+            return self.up if receiver > sender else self.down
+        return self.pairs[sender, receiver]
 
     def rank_at(self, *, pipe: int) -> int:
         """The process at this place of another pipeline rank."""
@@ -119,8 +129,9 @@ def take_places(
         mesh=mesh,
         copies={n: _copies(cube, n, world) for n in _between(grid.tp)},
         shared={pipes: _mine(cube[list(pipes)], (0,), world) for pipes in sorted(set(shared))},
-        up=dist.new_group() if grid.pp > 1 else None,
-        down=dist.new_group() if grid.pp > 1 else None,
+        up=_wire(cube, world),
+        down=_wire(cube, world),
+        pairs=_pairs(cube, grid, world),
     )
 
 
@@ -141,8 +152,9 @@ def _team(
         mesh=mesh["shard"] if mesh is not None and mesh.ndim == 2 else mesh,
         copies={n: _copies(cube, n, world) for n in _between(grid.tp)},
         shared={pipes: _mine(cube[list(pipes)], (0,), world) for pipes in sorted(set(shared))},
-        up=dist.new_group() if grid.pp > 1 else None,
-        down=dist.new_group() if grid.pp > 1 else None,
+        up=_wire(cube, world),
+        down=_wire(cube, world),
+        pairs=_pairs(cube, grid, world),
         peers=world.group if alone else _mine(cube, (1,), world),
         peer_ranks=tuple(cube[cell.pipe, :, cell.shard, cell.tp].tolist()),
         team=(cell.replica, grid.replica),
@@ -166,13 +178,46 @@ def _copies(cube: torch.Tensor, n: int, world: World) -> Group:
     return _of_rows(cube.reshape(-1, n), world)
 
 
-def _of_rows(rows: torch.Tensor, world: World) -> Group:
+def _of_rows(rows: torch.Tensor, world: World, backend: str | None = None) -> Group:
     mine = None
     for row in rows.tolist():
-        group = dist.new_group(row)  # all processes make all groups, in one order
+        group = dist.new_group(row, backend=backend)  # all processes make all groups, in one order
         if world.rank in row:
             mine = group
     return mine
+
+
+def _wire(cube: torch.Tensor, world: World) -> Group:
+    """A group over host memory of all pipeline ranks."""
+    if len(cube) == 1:
+        return None
+    if world.accelerator.on_host:
+        return dist.new_group()
+    return _of_rows(cube.reshape(len(cube), -1).T, world, HOST_BACKEND)
+
+
+def _pairs(cube: torch.Tensor, grid: Grid, world: World) -> dict[tuple[int, int], Group]:
+    """Groups of accelerators that hand something to each other, ready to be used.
+
+    One that is made by its first message would hold up the host until the other side has its own.
+    """
+    if len(cube) == 1 or world.accelerator.on_host:
+        return {}
+    steps = {
+        pair
+        for one, other in pairwise(grid.holders)
+        for ends in zip(one, other, strict=True)
+        for pair in (ends, ends[::-1])
+        if ends[0] != ends[1]
+    }
+    found = {pair: _mine(cube[list(pair)], (0,), world) for pair in sorted(steps)}
+    token = torch.zeros(1, device=world.device)
+    for group in found.values():
+        if group is not None:
+            with world.record.inside("all_reduce sum", token, n_ranks=2):
+                dist.all_reduce(token, group=group)
+                world.accelerator.synchronize()
+    return found
 
 
 def _between(tp: int) -> list[int]:

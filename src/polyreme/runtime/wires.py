@@ -3,7 +3,7 @@
 What a rank sends follows from its order of actions, and so does the order in which its peer posts
 the receives: two ranks cannot disagree about which message comes next. Messages up the ranks and
 down them go over groups of their own, since some backends carry out what two ranks exchange in
-the order in which they were asked.
+the order in which they were asked. On accelerators the first step of its kind goes over the host.
 """
 
 from __future__ import annotations
@@ -83,11 +83,14 @@ class Wires:
         self._queues: dict[int, deque[Message]] = {}
         self._arrived: dict[Message, list[Message]] = {}
         self._sizes: Mapping[int, int] = {}
+        self._on_host = True
+        self._rehearsed: set[tuple[int, ...]] = set()
 
     def begin(self, orders: Sequence[Sequence[Action]], sizes: Mapping[int, int]) -> None:
         """Start to play the order of each pipeline rank over microbatches of so many samples."""
         n = len(self._grid.holders)
         self._sizes = sizes
+        self._on_host = self._rehearses(tuple(sizes.values()))
         self._queues, self._arrived = {}, {}
         for peer, actions in enumerate(orders):
             if peer == self._pipe:
@@ -131,7 +134,7 @@ class Wires:
             self._wait(work, "recv", self._places.rank_at(pipe=pipe), into.nbytes)
         for each in self._arrived.pop(message):
             self._sent(each)
-        return [into for _, into in found]
+        return [into.to(self._device) for _, into in found]
 
     def end(self) -> None:
         """Wait until all that was sent has gone."""
@@ -143,24 +146,37 @@ class Wires:
     def _post(self, message: Message, pipe: int) -> None:
         """Ask for a message; all before it from this rank are asked for already."""
         rank = self._places.rank_at(pipe=pipe)
-        group = self._places.down if pipe > self._pipe else self._places.up
+        group = self._places.wire(pipe, self._pipe, on_host=self._on_host)
         # Gradients have the forms of what the stage that takes them has given.
         forms = self._forms[message.stage if message.kind == "F" else message.to]
         size = self._sizes[message.microbatch]
         if self._slices:
             start, stop = self._slices[message.token_slice]
             forms = tuple((dtype, (stop - start, *shape[1:])) for dtype, shape in forms)
+        device = torch.device("cpu") if self._on_host else self._device
         buffers = [
-            torch.empty((size, *shape), dtype=dtype, device=self._device) for dtype, shape in forms
+            torch.empty((size, *shape), dtype=dtype, device=device) for dtype, shape in forms
         ]
         self._posted[message] = [(dist.irecv(each, rank, group=group), each) for each in buffers]
 
     def _start_send(self, tensor: torch.Tensor, pipe: int) -> tuple[Any, torch.Tensor, int]:
         rank = self._places.rank_at(pipe=pipe)
-        group = self._places.up if pipe > self._pipe else self._places.down
+        group = self._places.wire(self._pipe, pipe, on_host=self._on_host)
+        tensor = tensor.cpu() if self._on_host else tensor
         self._traffic.sent_bytes += tensor.nbytes
         self._traffic.n_sends += 1
         return dist.isend(tensor, rank, group=group), tensor, rank
+
+    def _rehearses(self, sizes: tuple[int, ...]) -> bool:
+        """Whether messages go over host memory, as they do on accelerators the first time.
+
+        There a kernel waits for a message, and so does all that the host does for the first time
+        and that waits for kernels: to load others, to get memory. Two ranks that wait so for each
+        other would wait for ever.
+        """
+        known = sizes in self._rehearsed
+        self._rehearsed.add(sizes)
+        return self._device.type == "cpu" or not known
 
     def _sent(self, message: Message) -> None:
         """Wait until a message has gone, and let go of its tensors."""
