@@ -197,9 +197,9 @@ def _wire(cube: torch.Tensor, world: World) -> Group:
 
 
 def _pairs(cube: torch.Tensor, grid: Grid, world: World) -> dict[tuple[int, int], Group]:
-    """Groups of accelerators that hand something to each other, ready to be used.
+    """Groups of accelerators that hand something to each other; each has passed a message.
 
-    One that is made by its first message would hold up the host until the other side has its own.
+    A first one would hold up the host until the other side has asked for it.
     """
     if len(cube) == 1 or world.accelerator.on_host:
         return {}
@@ -211,12 +211,20 @@ def _pairs(cube: torch.Tensor, grid: Grid, world: World) -> dict[tuple[int, int]
         if ends[0] != ends[1]
     }
     found = {pair: _mine(cube[list(pair)], (0,), world) for pair in sorted(steps)}
+    own = grid.cell(sorted(grid.devices)[world.rank]).pipe
     token = torch.zeros(1, device=world.device)
-    for group in found.values():
-        if group is not None:
-            with world.record.inside("all_reduce sum", token, n_ranks=2):
-                dist.all_reduce(token, group=group)
-                world.accelerator.synchronize()
+    for (sender, receiver), group in found.items():
+        if group is None:
+            continue
+        sends = own == sender
+        peer = dist.get_global_rank(group, group.size() - 1 - group.rank())
+        with world.record.message("send" if sends else "recv", peer, token.nbytes):
+            if sends:
+                dist.send(token, peer, group=group)
+            else:
+                assert own == receiver, "a group of two"
+                dist.recv(token, peer, group=group)
+            world.accelerator.synchronize()
     return found
 
 
