@@ -53,7 +53,8 @@ class Draft(msgspec.Struct, frozen=True, kw_only=True):
     """A strategy for each layer, in the graph's order, and how a step is played.
 
     `stages` holds the layers of each stage (none: all are one), `holders` the pipeline ranks of
-    each; `order` names the order, `actions` are those of each pipeline rank where they are given.
+    each; `order` names the order, `actions` are those of each pipeline rank where they are given,
+    `token_slices` how many tokens each slice has (unset: as even as can be).
     """
 
     strategies: Mapping[str, Strategy]
@@ -62,6 +63,7 @@ class Draft(msgspec.Struct, frozen=True, kw_only=True):
     stages: tuple[tuple[str, ...], ...] = ()
     holders: tuple[tuple[int, ...], ...] = ((0,),)
     actions: Ranks = ()
+    token_slices: tuple[int, ...] = ()
     microbatches: int
     global_batch: int
     bucket_bytes: int
@@ -139,6 +141,7 @@ def read_draft(plan: Plan) -> Draft:
         stages=tuple(stage.layers for stage in plan.stages) if several else (),
         holders=grid.holders,
         actions=tuple(plan.order[ascending.index(row[0])] for row in grid.pipes) if several else (),
+        token_slices=plan.token_slices,
         microbatches=plan.microbatches,
         global_batch=plan.global_batch,
         bucket_bytes=plan.bucket_bytes,

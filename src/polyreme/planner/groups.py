@@ -40,6 +40,7 @@ class Classes:
 
     def __init__(self, graph: LayerGraph, tp: int = 1) -> None:
         shapes = read_shapes(graph, tp)
+        self.shapes = shapes
         layer_classes = [
             LayerClass(kind=layer.kind, shapes=shapes[layer.name]) for layer in graph.layers
         ]
@@ -95,21 +96,21 @@ def _counted(keys: Iterable[tuple[int, Strategy]]) -> tuple[tuple[int, Strategy,
     return tuple((index, strategy, count) for (index, strategy), count in Counter(keys).items())
 
 
-def tied_units(graph: LayerGraph) -> tuple[tuple[str, ...], ...]:
-    """Names of layers that share parameters, else each alone; in the order of their first."""
-    owner = {
-        whole: layer.name
-        for layer in graph.layers
-        for whole in layer.params.values()
-        if whole not in layer.ties
-    }
-    home: dict[str, str] = {}
+def tied_units(graph: LayerGraph, held: Iterable[str] | None = None) -> tuple[tuple[str, ...], ...]:
+    """Names of layers (that are held) which share parameters, else each alone, by their first."""
+    here = None if held is None else set(held)
+    home: dict[str, str] = {}  # of a parameter: the first layer of the unit that has it
     units: dict[str, list[str]] = {}
     for layer in graph.layers:
-        homes = {home[owner[whole]] for whole in layer.ties if owner.get(whole) in home}
+        if here is not None and layer.name not in here:
+            continue
+        homes = {home[whole] for whole in layer.ties if whole in home}
         first, *others = [name for name in units if name in homes] or [layer.name]
         units.setdefault(first, []).append(layer.name)
         for other in others:
             units[first] += units.pop(other)
-        home.update(dict.fromkeys(units[first], first))
+        joined = {first, *others}
+        home = {whole: first if at in joined else at for whole, at in home.items()}
+        for whole in layer.params.values():
+            home.setdefault(whole, first)
     return tuple(tuple(names) for names in units.values())

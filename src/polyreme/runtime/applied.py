@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -149,18 +149,35 @@ class Applied:
             with torch.no_grad():
                 torch._foreach_copy_([p.working for p in stale], [p.master for p in stale])
 
-    def begin_backward(self, units: Iterable[Unit], last: Iterable[Unit]) -> None:
-        """Say of which units the next backward pass is the last of the step."""
-        ending = {id(unit) for unit in last}
-        for unit in units:
-            is_last = id(unit) in ending
-            if unit.level == "optimizer":
-                unit.module.set_requires_gradient_sync(is_last, recurse=False)
-            elif self.grid.replica > 1:
+    def begin_backward(self, units: Sequence[Unit], last: Iterable[Unit]) -> None:
+        """Say of which units the next backward pass is, and of which it is the last of the step.
+
+        FSDP2 ends each pass for all units there are: the others must neither reduce zeros nor
+        give up what their own pass will need.
+        """
+        present, ending = {id(unit) for unit in units}, {id(unit) for unit in last}
+        for unit in self.units:
+            is_here, is_last = id(unit) in present, id(unit) in ending
+            reduces = is_last if unit.level == "optimizer" else is_here
+            unit.module.set_requires_gradient_sync(reduces, recurse=False)
+            if reduces and self.grid.replica > 1:
                 unit.module.set_requires_all_reduce(is_last, recurse=False)
                 unit.reduce_scatter.replicas_follow = is_last
-            if unit.level != "params":
-                unit.module.set_reshard_after_backward(is_last, recurse=False)
+            reshards = is_here if unit.level == "params" else is_last
+            unit.module.set_reshard_after_backward(reshards, recurse=False)
+        if self.grid.pp > 1:
+            self._gather_ahead(units)
+
+    @staticmethod
+    def _gather_ahead(units: Sequence[Unit]) -> None:
+        """While a unit's backward pass runs, the one before it in the stage is gathered.
+
+        FSDP2 goes by the order of forward passes, and so gathers in vain what is behind where
+        several of them come before a backward pass.
+        """
+        before = [units[0], *units] if units else []  # the first one has nothing before it
+        for unit, target in zip(units, before, strict=False):
+            unit.module.set_modules_to_backward_prefetch([target.module])
 
     def finish(self) -> None:
         """Reduce what is left of the gradients; then those that several parts have a share in."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import msgspec
 
@@ -13,7 +13,10 @@ from ...profile.fit import Fit
 from ...profile.record import Profile
 from ..draft import Draft, Strategy
 from ..groups import Groups
+from ..held import Held, buckets
 from .memory import Memory, Unit
+from .message import Message
+from .traffic import Traffic
 
 
 class StepTime(msgspec.Struct, frozen=True, kw_only=True):
@@ -29,17 +32,17 @@ class StepTime(msgspec.Struct, frozen=True, kw_only=True):
         return self.compute_s + self.exposed_comm_s
 
 
-class StageTime(msgspec.Struct, frozen=True, kw_only=True):
-    """Seconds of one stage: its passes over a microbatch, its update, its exchanges of a step."""
+class RankTime(msgspec.Struct, frozen=True, kw_only=True):
+    """Seconds of a pipeline rank: its update, and what it exchanges unhidden over data axes."""
 
-    forward_s: float
-    backward_s: float
     update_s: float
-    comm_s: float
     exposed_comm_s: float
 
 
-class _Traffic(msgspec.Struct, kw_only=True):
+_Units = Iterable[tuple[Strategy, Unit, int, bool]]  # how it runs, how many, whether one stays
+
+
+class _Parts(msgspec.Struct, kw_only=True):
     """Seconds of communication by the part of a step in which it runs."""
 
     gather_once: float = 0.0
@@ -79,6 +82,7 @@ class DataCost:
     def __init__(self, memory: Memory, profile: Profile, cluster: Cluster) -> None:
         self.memory = memory
         self.profile = profile
+        self.traffic = Traffic(memory)
         self._fit = Fit(profile)
         self._host = [
             index for index, host in enumerate(cluster.hosts) for _ in range(host.n_devices)
@@ -92,45 +96,68 @@ class DataCost:
         sizes = draft.microbatch_sizes
         passes = {size: self._pass_s(groups, size) for size in sizes}
         compute_s = sum(sum(passes[size]) * count for size, count in sizes.items())
-        sharded, bucketed = self._sharded_traffic(groups), self._bucketed_traffic(draft, groups)
+        units = [
+            (strategy, self.memory.unit(index, strategy.parts), n, (index, strategy) == groups.tail)
+            for index, strategy, n in groups.units
+        ]
+        held = self.traffic.held(tuple(draft.strategies))
+        sharded, bucketed = self._sharded(units), self._bucketed(draft, held)
         rounds = draft.microbatches
-        forward_s, backward_s = passes[min(sizes)]
-        overlap = self.profile.overlap
-        sharded_overlap = self.profile.sharded_overlap
-        exposed_s = sharded.exposed_s(
-            rounds,
-            forward_s,
-            backward_s,
-            overlap if sharded_overlap is None else sharded_overlap,
-        ) + bucketed.exposed_s(rounds, forward_s, backward_s, overlap if draft.overlap else 0.0)
         return StepTime(
-            compute_s=compute_s + self._update_s(groups),
+            compute_s=compute_s + self._update_s(units),
             comm_s=sharded.comm_s(rounds) + bucketed.comm_s(rounds),
-            exposed_comm_s=exposed_s,
+            exposed_comm_s=self._exposed_s(draft, sharded, bucketed, passes[min(sizes)]),
         )
 
-    def stage(self, draft: Draft, held: Sequence[str]) -> StageTime:
-        """What a stage takes of a step, and what is exchanged for it over the data axes.
+    def passes(self, draft: Draft, names: Sequence[str]) -> tuple[float, float]:
+        """Forward and backward seconds of layers, not split over tensor parts.
 
-        Passes are those of a microbatch of the largest size on one device, not split over tensor
-        parts.
+        Of a microbatch of the largest size.
         """
-        groups = self.memory.classes.groups(draft, held)
-        forward_s, backward_s = self._pass_s(groups, draft.microbatch)
-        sharded, bucketed = self._sharded_traffic(groups), self._bucketed_traffic(draft, groups)
-        rounds = draft.microbatches
-        overlap = self.profile.overlap
-        sharded_overlap = self.profile.sharded_overlap
-        exposed_s = sharded.exposed_s(
-            rounds, forward_s, backward_s, overlap if sharded_overlap is None else sharded_overlap
-        ) + bucketed.exposed_s(rounds, forward_s, backward_s, overlap if draft.overlap else 0.0)
-        return StageTime(
-            forward_s=forward_s,
-            backward_s=backward_s,
-            update_s=self._update_s(groups),
-            comm_s=sharded.comm_s(rounds) + bucketed.comm_s(rounds),
-            exposed_comm_s=exposed_s,
+        return self._pass_s(self.memory.classes.groups(draft, names), draft.microbatch)
+
+    def rank(self, draft: Draft, pipe: int) -> RankTime:
+        """What a pipeline rank takes for its update, and for what its data axes exchange."""
+        names = draft.layers_of(pipe)
+        held = self.traffic.held(names)
+        units = [
+            (strategy, self.traffic.unit(unit, strategy.parts), 1, unit.stays)
+            for unit in held.units
+            for strategy in (draft.strategies[unit.layers[0]],)
+        ]
+        return RankTime(
+            update_s=self._update_s(units),
+            exposed_comm_s=self._exposed_s(
+                draft, self._sharded(units), self._bucketed(draft, held), self.passes(draft, names)
+            ),
         )
+
+    def price_s(self, draft: Draft, message: Message) -> float:
+        """Seconds of one message. One to another stage takes what gathering twice its bytes takes.
+
+        Tensor parts and neighbouring stages are taken to lie on one host.
+        """
+        strategy, n_hosts = draft.strategy, 1
+        if message.operation == "send":
+            return self._fit.collective_s("all_gather", 2, 2 * message.n_bytes, n_hosts)
+        if message.over in ("shards", "replicas"):
+            hosts = self._n_hosts(strategy.replica, strategy.shard)
+            n_hosts = hosts[message.over == "replicas"]
+        elif message.over == "data":
+            n_hosts = self._n_hosts(1, strategy.n_devices)[0]
+        elif message.over != "parts":
+            return self._fit.collective_s(message.operation, message.n_ranks, message.n_bytes)
+        return self._fit.collective_s(message.operation, message.n_ranks, message.n_bytes, n_hosts)
+
+    def _exposed_s(
+        self, draft: Draft, sharded: _Parts, bucketed: _Parts, passes: tuple[float, float]
+    ) -> float:
+        """What passes over a microbatch (forward and backward seconds) do not hide."""
+        rounds, overlap = draft.microbatches, self.profile.overlap
+        apart = self.profile.sharded_overlap
+        return sharded.exposed_s(
+            rounds, *passes, overlap if apart is None else apart
+        ) + bucketed.exposed_s(rounds, *passes, overlap if draft.overlap else 0.0)
 
     def _pass_s(self, groups: Groups, size: int) -> tuple[float, float]:
         """Forward and backward seconds of one microbatch; recomputing counts as backward."""
@@ -149,25 +176,23 @@ class DataCost:
                 backward_s += forward * count
         return forward_s, backward_s
 
-    def _update_s(self, groups: Groups) -> float:
+    def _update_s(self, units: _Units) -> float:
         """Seconds of the optimizer on the device that holds most."""
-        elements = 0
-        for index, strategy, count in groups.units:
-            unit = self.memory.unit(index, strategy.parts)
-            elements += (unit.loose + math.ceil(unit.reduced / unit.parts)) * count
+        elements = sum(
+            (unit.loose + math.ceil(unit.reduced / unit.parts)) * count
+            for _, unit, count, _ in units
+        )
         return elements * self.memory.widths.master * self.profile.optimizer_s_per_byte
 
-    def _sharded_traffic(self, groups: Groups) -> _Traffic:
-        traffic = _Traffic()
-        for index, strategy, count in groups.units:
-            unit = self.memory.unit(index, strategy.parts)
+    def _sharded(self, units: _Units) -> _Parts:
+        traffic = _Parts()
+        for strategy, unit, count, stays in units:
             if strategy.parts > 1 and unit.gathered:
-                is_tail = (index, strategy) == groups.tail
-                self._add_units(traffic, strategy, unit, count, is_tail)
+                self._add_units(traffic, strategy, unit, count, stays)
         return traffic
 
     def _add_units(
-        self, traffic: _Traffic, strategy: Strategy, unit: Unit, count: int, is_tail: bool
+        self, traffic: _Parts, strategy: Strategy, unit: Unit, count: int, is_tail: bool
     ) -> None:
         """Gathered in the compute dtype, reduced in the master's; over replicas once a step.
 
@@ -196,23 +221,21 @@ class DataCost:
             traffic.first_gather = gather_s
             traffic.last_reduce = reduce_s + replicas_s
 
-    def _bucketed_traffic(self, draft: Draft, groups: Groups) -> _Traffic:
+    def _bucketed(self, draft: Draft, held: Held) -> _Parts:
         """Gradients that are whole on every device: all-reduced in buckets, once a step."""
-        traffic = _Traffic()
-        wide = self.memory.widths
-        whole_bytes = wide.master * sum(
-            self.memory.unit(index, strategy.parts).loose * count
-            for index, strategy, count in groups.units
-        )
-        n_devices = draft.strategy.data
-        if n_devices > 1 and whole_bytes:
-            n_hosts = self._n_hosts(1, n_devices * draft.strategy.tp)[0]
-            full, rest_bytes = divmod(whole_bytes, draft.bucket_bytes)
-            full_s = self._fit.collective_s("all_reduce", n_devices, draft.bucket_bytes, n_hosts)
-            rest_s = self._fit.collective_s("all_reduce", n_devices, rest_bytes, n_hosts)
-            traffic.reduce_last = full * full_s + rest_s
-            traffic.last_reduce = rest_s if rest_bytes else full_s
+        traffic = _Parts()
+        if draft.strategy.data > 1:
+            master = self.memory.widths.master
+            sizes = buckets(held, draft.strategies, master, draft.bucket_bytes)
+            for n_bytes in sizes:
+                traffic.last_reduce = self.price_s(draft, self._all_reduce(draft, n_bytes))
+                traffic.reduce_last += traffic.last_reduce
         return traffic
+
+    @staticmethod
+    def _all_reduce(draft: Draft, n_bytes: int) -> Message:
+        n_ranks = draft.strategy.data
+        return Message(operation="all_reduce", over="data", n_ranks=n_ranks, n_bytes=n_bytes)
 
     def _hosts_of_group(self, replica: int, shard: int) -> tuple[int, int]:
         """Over how many hosts a shard group and a replica group spread at most."""

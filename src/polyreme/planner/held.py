@@ -1,0 +1,92 @@
+"""What a pipeline rank holds of a model: its layers' parameters, and the units they make."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import msgspec
+
+from ..graph.layer import LayerGraph
+from .draft import Strategy
+from .groups import tied_units
+from .shapes import LayerShapes, ParamShape
+
+
+class HeldParam(msgspec.Struct, frozen=True, kw_only=True):
+    """A parameter by its name in the whole model; `unit` is the first layer of its unit."""
+
+    name: str
+    unit: str
+    shape: ParamShape
+
+
+class HeldUnit(msgspec.Struct, frozen=True, kw_only=True):
+    """Layers whose parameters are gathered and reduced together.
+
+    One that only `looks_up` reads no parameter in its backward pass, unless it is recomputed;
+    the one with the model's last layer `stays` gathered until then.
+    """
+
+    layers: tuple[str, ...]
+    params: tuple[ParamShape, ...]
+    looks_up: bool
+    stays: bool
+
+
+class Held(msgspec.Struct, frozen=True, kw_only=True):
+    """`params` each once, in the order of the first layers that have them."""
+
+    params: tuple[HeldParam, ...]
+    units: tuple[HeldUnit, ...]
+
+    def whole(self, strategies: Mapping[str, Strategy]) -> list[HeldParam]:
+        """Trainable ones that a device has whole, whatever its place on the shard axis."""
+        return [
+            param
+            for param in self.params
+            if param.shape.trainable and (param.shape.special or strategies[param.unit].parts == 1)
+        ]
+
+
+def held_by(graph: LayerGraph, shapes: Mapping[str, LayerShapes], names: Sequence[str]) -> Held:
+    """What a rank holds that has these layers, each with all its parameters."""
+    found: dict[str, HeldParam] = {}
+    units = []
+    for layers in tied_units(graph, names):
+        own: dict[str, ParamShape] = {}
+        for name in layers:
+            params = graph.layer(name).params
+            for shape in shapes[name].every:
+                own.setdefault(params[shape.own], shape)
+        found |= {name: HeldParam(name=name, unit=layers[0], shape=own[name]) for name in own}
+        units.append(
+            HeldUnit(
+                layers=layers,
+                params=tuple(own.values()),
+                looks_up=all(shapes[name].looks_up for name in layers),
+                stays=layers[-1] == graph.layers[-1].name,
+            )
+        )
+    here = set(names)
+    ordered = [
+        whole
+        for layer in graph.layers
+        if layer.name in here
+        for shape in shapes[layer.name].every
+        for whole in (layer.params[shape.own],)
+    ]
+    params = tuple(found[name] for name in dict.fromkeys(ordered))
+    return Held(params=params, units=tuple(units))
+
+
+def buckets(held: Held, strategies: Mapping[str, Strategy], width: int, close: int) -> list[int]:
+    """Bytes of each gradient bucket: parameters from last to first, closed at `close` bytes.
+
+    `width` is that of an element. Nothing is left over: the last one may be smaller.
+    """
+    found: list[int] = []
+    for param in reversed(held.whole(strategies)):
+        if not found or found[-1] >= close:
+            found.append(0)
+        found[-1] += param.shape.n_elements * width
+    return found

@@ -1,0 +1,65 @@
+"""What a step exchanges is what the planner's account says, message by message."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+
+import pytest
+
+from drawn import Drawn, draw
+from polyreme.plan.grid import grid_of
+from polyreme.plan.ir import Workload
+from polyreme.planner.cost.memory import Memory
+from polyreme.planner.cost.message import Messages
+from polyreme.planner.cost.traffic import Traffic
+from polyreme.planner.draft import read_draft
+from traced import step_heard
+
+N_PLANS = 20
+PRECISIONS = ("fp64", "fp32", "bf16")
+
+
+def accounts(case, ranks) -> list[Messages]:
+    """What the planner says that each of these ranks exchanges."""
+    job = case.job()
+    plan = job.plan
+    workload = Workload(
+        global_batch=plan.global_batch,
+        seq_len=plan.seq_len,
+        precision=plan.precision,
+        optimizer_states=1,
+    )
+    draft, grid = read_draft(plan), grid_of(plan)
+    traffic = Traffic(Memory(job.graph, workload, draft.strategy.tp))
+    return [traffic(draft, grid.cell(rank)) for rank in ranks]
+
+
+def _plain(account: Messages) -> Counter:
+    found: Counter = Counter()
+    for message, count in account.items():
+        found[message.operation, message.n_ranks, message.n_bytes] += count
+    return found
+
+
+def _held(pool, case, n_ranks, ranks):
+    heard = pool(1).run(step_heard, case, n_ranks, ranks, timeout_s=240)[0]
+    for rank, account, (steps, counted) in zip(ranks, accounts(case, ranks), heard, strict=True):
+        said = _plain(account)
+        for step in steps:
+            assert step - said == said - step == Counter(), (rank, case.plan)
+        n_bytes = sum(message.sent_bytes * count for message, count in account.items())
+        assert counted == [n_bytes] * len(steps), (rank, case.plan)
+
+
+@pytest.mark.slice(4)
+@pytest.mark.parametrize("seed", range(N_PLANS))
+def test_a_traced_step_exchanges_what_the_cost_model_says(pool, seed):
+    drawn = draw(seed)
+    rng = random.Random(seed)
+    n_inside = drawn.n_processes // drawn.plan.get("pp", 1)
+    ranks = [
+        pipe * n_inside + rng.randrange(n_inside) for pipe in range(drawn.plan.get("pp", 1))
+    ]
+    case = drawn.case(plan={"precision": rng.choice(PRECISIONS)})
+    _held(pool, case, drawn.n_processes, ranks)
