@@ -74,7 +74,7 @@ class Classes:
         here = set(how if held is None else held)
         layers = [(index, how[name]) for name, index in self.layer_of.items() if name in here]
         kept = [
-            (index, how[names[0]], number == self._tail)
+            (index, _of_unit([how[name] for name in names]), number == self._tail)
             for number, (names, index) in enumerate(
                 zip(self._members, self._unit_indices, strict=True)
             )
@@ -90,6 +90,14 @@ class Classes:
             tail=units[tail],
             spans=tail < len(units) - 1,
         )
+
+
+def _of_unit(strategies: Sequence[Strategy]) -> Strategy:
+    """That of the first layer; recomputed if any layer is."""
+    first = strategies[0]
+    if first.recompute or not any(each.recompute for each in strategies):
+        return first
+    return msgspec.structs.replace(first, recompute=True)
 
 
 def _counted(keys: Iterable[tuple[int, Strategy]]) -> tuple[tuple[int, Strategy, int], ...]:

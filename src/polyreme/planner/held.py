@@ -54,10 +54,9 @@ def held_by(graph: LayerGraph, shapes: Mapping[str, LayerShapes], names: Sequenc
     units = []
     for layers in tied_units(graph, names):
         own: dict[str, ParamShape] = {}
-        for name in layers:
-            params = graph.layer(name).params
-            for shape in shapes[name].every:
-                own.setdefault(params[shape.own], shape)
+        for layer in map(graph.layer, layers):
+            for shape in shapes[layer.name].every:
+                own.setdefault(layer.params[shape.own], shape)
         found |= {name: HeldParam(name=name, unit=layers[0], shape=own[name]) for name in own}
         units.append(
             HeldUnit(

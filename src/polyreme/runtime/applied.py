@@ -14,7 +14,7 @@ from .apply.tensor import Cut
 from .buckets import Buckets, Replicated
 from .joint import Joint
 from .places import Places
-from .stage import Slot, Stage
+from .stage import Body, Slot, Stage
 from .timing import TimedReduceScatter, Traffic
 
 
@@ -41,10 +41,16 @@ class Unit:
     """What FSDP2 gathers and reduces at once: a layer, or layers tied to each other."""
 
     module: Any  # FSDPModule
+    bodies: tuple[Body, ...]
     level: Level
     layers: tuple[str, ...]
     parameters: tuple[Sharded, ...]
     reduce_scatter: TimedReduceScatter
+
+    @property
+    def ran(self) -> bool:
+        """Whether it was ever gathered."""
+        return any(body.ran for body in self.bodies)
 
 
 Form = tuple[torch.dtype, tuple[int, ...]]  # of a sample
@@ -153,12 +159,14 @@ class Applied:
         """Say of which units the next backward pass is, and of which it is the last of the step.
 
         FSDP2 ends each pass for all units there are: the others must neither reduce zeros nor
-        give up what their own pass will need.
+        give up what their own pass will need. (One that never ran has nothing to reduce, and
+        FSDP2 cannot be told to keep its gradients.)
         """
         present, ending = {id(unit) for unit in units}, {id(unit) for unit in last}
         for unit in self.units:
             is_here, is_last = id(unit) in present, id(unit) in ending
             reduces = is_last if unit.level == "optimizer" else is_here
+            reduces = reduces or not unit.ran
             unit.module.set_requires_gradient_sync(reduces, recurse=False)
             if reduces and self.grid.replica > 1:
                 unit.module.set_requires_all_reduce(is_last, recurse=False)

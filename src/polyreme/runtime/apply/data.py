@@ -85,6 +85,7 @@ def shard(
         bodies[parameter.slot.layer].call_before_first(watch(parameter))
     return Unit(
         module=module,
+        bodies=tuple(bodies.values()),
         level=level,
         layers=tuple(bodies),
         parameters=trainable,
