@@ -25,7 +25,7 @@ class StepCost:
     """Seconds of a step of any draft: over data axes alone, or with tensor parts and stages."""
 
     def __init__(self, data: DataCost) -> None:
-        self._data, self._traffic = data, data.traffic
+        self._data, self.traffic = data, data.traffic
 
     def __call__(self, draft: Draft) -> StepTime:
         """Seconds of one step on the data rank that has most samples."""
@@ -59,14 +59,14 @@ class StepCost:
             forward_s = backward_s = 0.0
             for name in names:
                 strategy = draft.strategies[name]
-                share = self._traffic.parts.share(name, strategy)
+                share = self.traffic.parts.share(name, strategy)
                 there_s, back_s = self._data.passes(draft, (name,))
-                found = self._traffic.parts.exchanges(name, strategy, size)
+                found = self.traffic.parts.exchanges(name, strategy, size)
                 forward_s += there_s / share + self._price_s(draft, found.forward)
                 backward_s += back_s / share
                 backward_s += self._price_s(draft, (*found.again, *found.backward))
             if stage == last:
-                forward_s += self._price_s(draft, self._traffic.parts.loss(draft.strategy, size))
+                forward_s += self._price_s(draft, self.traffic.parts.loss(draft.strategy, size))
             forward.append(forward_s)
             backward.append(backward_s / 2)
         return Costs(
@@ -99,7 +99,7 @@ class StepCost:
         What all devices tell each other at the end of a step is left out.
         """
         found = dict.fromkeys(("data", "shards", "replicas", "parts", "holders", "stages"), 0.0)
-        for message, count in self._traffic(draft, Cell(pipe=pipe)).items():
+        for message, count in self.traffic(draft, Cell(pipe=pipe)).items():
             if message.over != "all":
                 found[message.over] += count * self._data.price_s(draft, message)
         return found
@@ -107,7 +107,7 @@ class StepCost:
     def _send_s(self, draft: Draft) -> float:
         """The longest of what a stage hands on."""
         return max(
-            self._price_s(draft, self._traffic.handed_on(draft, stage, draft.microbatch))
+            self._price_s(draft, self.traffic.handed_on(draft, stage, draft.microbatch))
             for stage in range(len(draft.stages) - 1)
         )
 
