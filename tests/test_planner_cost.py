@@ -10,7 +10,6 @@ from polyreme.plan.ir import MEMORY_CAUSES
 from polyreme.planner.cost.data import DataCost, StepTime
 from polyreme.planner.cost.memory import Memory
 from polyreme.planner.draft import Draft, Strategy
-from polyreme.planner.held import buckets
 from polyreme.planner.room import Fitting
 
 GRAPH = toy()  # embed, block, normed block, head tied to embed: 4 layers, 3 units
@@ -76,7 +75,7 @@ def test_buckets_close_at_their_size():
     """One that is not full takes the next parameter whole, however large."""
     memory = Memory(GRAPH, workload())
     whole_bytes = memory.storage(toy_draft(), 0).gradients
-    held = DataCost(memory, profile(), cluster(8)).traffic.held(tuple(toy_draft().strategies))
+    traffic = DataCost(memory, profile(), cluster(8)).traffic
     for bucket_bytes, sizes in (
         (whole_bytes, [whole_bytes]),
         (whole_bytes // 2, [28 + 184 + 60, 124 + 140]),
@@ -84,7 +83,7 @@ def test_buckets_close_at_their_size():
         (1, [28, *[20, 20, 20, 100, 4, 20] * 2, 140]),
     ):
         draft = replace(toy_draft(replica=2), bucket_bytes=bucket_bytes)
-        assert buckets(held, draft.strategies, 4, bucket_bytes) == sizes
+        assert traffic.buckets(draft, tuple(draft.strategies)) == tuple(sizes)
         assert _cost(draft).comm_s == pytest.approx(len(sizes) * 0.5 * MS)
 
 

@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 import msgspec
 
 from ..graph.layer import LayerGraph
-from .draft import Strategy
 from .groups import tied_units
 from .shapes import LayerShapes, ParamShape
 
@@ -38,14 +37,6 @@ class Held(msgspec.Struct, frozen=True, kw_only=True):
 
     params: tuple[HeldParam, ...]
     units: tuple[HeldUnit, ...]
-
-    def whole(self, strategies: Mapping[str, Strategy]) -> list[HeldParam]:
-        """Trainable ones that a device has whole, whatever its place on the shard axis."""
-        return [
-            param
-            for param in self.params
-            if param.shape.trainable and (param.shape.special or strategies[param.unit].parts == 1)
-        ]
 
 
 def held_by(graph: LayerGraph, shapes: Mapping[str, LayerShapes], names: Sequence[str]) -> Held:
@@ -78,14 +69,18 @@ def held_by(graph: LayerGraph, shapes: Mapping[str, LayerShapes], names: Sequenc
     return Held(params=params, units=tuple(units))
 
 
-def buckets(held: Held, strategies: Mapping[str, Strategy], width: int, close: int) -> list[int]:
+def buckets(held: Held, cut: frozenset[str], width: int, close: int) -> tuple[int, ...]:
     """Bytes of each gradient bucket: parameters from last to first, closed at `close` bytes.
 
-    `width` is that of an element. Nothing is left over: the last one may be smaller.
+    Units of `cut` (by their first layers) are cut into shards, which leaves special ones;
+    `width` is that of an element. The last bucket may be smaller.
     """
     found: list[int] = []
-    for param in reversed(held.whole(strategies)):
+    for param in reversed(held.params):
+        shape = param.shape
+        if not shape.trainable or (param.unit in cut and not shape.special):
+            continue
         if not found or found[-1] >= close:
             found.append(0)
-        found[-1] += param.shape.n_elements * width
-    return found
+        found[-1] += shape.n_elements * width
+    return tuple(found)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
+from collections import Counter
 from collections.abc import Iterable, Sequence
 
 import msgspec
@@ -13,7 +14,6 @@ from ...profile.fit import Fit
 from ...profile.record import Profile
 from ..draft import Draft, Strategy
 from ..groups import Groups
-from ..held import Held, buckets
 from .memory import Memory, Unit
 from .message import Message
 from .traffic import Traffic
@@ -100,8 +100,8 @@ class DataCost:
             (strategy, self.memory.unit(index, strategy.parts), n, (index, strategy) == groups.tail)
             for index, strategy, n in groups.units
         ]
-        held = self.traffic.held(tuple(draft.strategies))
-        sharded, bucketed = self._sharded(units), self._bucketed(draft, held)
+        names = tuple(draft.strategies)
+        sharded, bucketed = self._sharded(units), self._bucketed(draft, names)
         rounds = draft.microbatches
         return StepTime(
             compute_s=compute_s + self._update_s(units),
@@ -119,16 +119,15 @@ class DataCost:
     def rank(self, draft: Draft, pipe: int) -> RankTime:
         """What a pipeline rank takes for its update, and for what its data axes exchange."""
         names = draft.layers_of(pipe)
-        held = self.traffic.held(names)
         units = [
             (strategy, self.traffic.unit(unit, strategy.parts), 1, unit.stays)
-            for unit in held.units
+            for unit in self.traffic.held(names).units
             for strategy in (draft.strategies[unit.layers[0]],)
         ]
         return RankTime(
             update_s=self._update_s(units),
             exposed_comm_s=self._exposed_s(
-                draft, self._sharded(units), self._bucketed(draft, held), self.passes(draft, names)
+                draft, self._sharded(units), self._bucketed(draft, names), self.passes(draft, names)
             ),
         )
 
@@ -221,15 +220,15 @@ class DataCost:
             traffic.first_gather = gather_s
             traffic.last_reduce = reduce_s + replicas_s
 
-    def _bucketed(self, draft: Draft, held: Held) -> _Parts:
+    def _bucketed(self, draft: Draft, names: tuple[str, ...]) -> _Parts:
         """Gradients that are whole on every device: all-reduced in buckets, once a step."""
         traffic = _Parts()
         if draft.strategy.data > 1:
-            master = self.memory.widths.master
-            sizes = buckets(held, draft.strategies, master, draft.bucket_bytes)
-            for n_bytes in sizes:
-                traffic.last_reduce = self.price_s(draft, self._all_reduce(draft, n_bytes))
-                traffic.reduce_last += traffic.last_reduce
+            sizes = self.traffic.buckets(draft, names)
+            for n_bytes, count in Counter(sizes).items():
+                traffic.reduce_last += self.price_s(draft, self._all_reduce(draft, n_bytes)) * count
+            if sizes:
+                traffic.last_reduce = self.price_s(draft, self._all_reduce(draft, sizes[-1]))
         return traffic
 
     @staticmethod

@@ -35,6 +35,8 @@ class Traffic:
         self.held = functools.cache(self._held)
         self.unit = functools.cache(self._unit)
         self._n_trainable = functools.cache(self._trainable)
+        self._pipes = functools.cache(self._holders)
+        self._buckets: dict[tuple[tuple[str, ...], frozenset[str], int], tuple[int, ...]] = {}
 
     def __call__(self, draft: Draft, cell: Cell) -> Messages:
         """Messages of a step of the device at a cell, by what they are.
@@ -63,6 +65,17 @@ class Traffic:
         """What a stage hands on of a whole microbatch of so many samples."""
         sizes = self._values(draft, stage, 0, size, None)
         return [_message("send", "stages", 2, n_bytes) for n_bytes in sizes]
+
+    def buckets(self, draft: Draft, names: tuple[str, ...]) -> tuple[int, ...]:
+        """Bytes of each bucket of gradients that are whole on every device with these layers."""
+        held = self.held(names)
+        firsts = (unit.layers[0] for unit in held.units)
+        cut = frozenset(first for first in firsts if draft.strategies[first].parts > 1)
+        key = (names, cut, draft.bucket_bytes)
+        if key not in self._buckets:
+            width = self.memory.widths.master
+            self._buckets[key] = buckets(held, cut, width, draft.bucket_bytes)
+        return self._buckets[key]
 
     # Passes
 
@@ -95,13 +108,13 @@ class Traffic:
             yield each.stage, each.copy, each.kind == "F", sizes[each.microbatch], n_tokens
 
     def _lengths(self, draft: Draft) -> tuple[int, ...]:
-        """Tokens of each slice; none where passes are over all tokens."""
+        """Tokens of each slice; none where passes are over all tokens, or a model has none."""
         n = 1 + max((each.token_slice for own in draft.actions for each in own), default=0)
-        if n == 1 or draft.token_slices:
-            return draft.token_slices if n > 1 else ()
-        whole = self.memory.graph.inputs["input_ids"].shape[0]
-        spans = [token_interval(whole, n, at) for at in range(n)]
-        return tuple(stop - start for start, stop in spans)
+        tokens = self.memory.graph.inputs.get("input_ids")
+        if n == 1 or tokens is None:
+            return ()
+        spans = [token_interval(tokens.shape[0], n, at) for at in range(n)]
+        return draft.token_slices or tuple(stop - start for start, stop in spans)
 
     # Tensor parts and stages
 
@@ -207,15 +220,14 @@ class Traffic:
         n_ranks = draft.strategy.data
         if n_ranks == 1:
             return Counter()
-        held = self.held(draft.layers_of(cell.pipe))
-        sizes = buckets(held, draft.strategies, self.memory.widths.master, draft.bucket_bytes)
+        sizes = self.buckets(draft, draft.layers_of(cell.pipe))
         return Counter(_message("all_reduce", "data", n_ranks, n_bytes) for n_bytes in sizes)
 
     def _of_holders(self, draft: Draft, cell: Cell) -> Messages:
         """Of gradients in which several tensor parts, or several pipeline ranks, have a share."""
         by_copies: dict[int, int] = {}
         by_pipes: dict[tuple[int, ...], int] = {}
-        pipes_of = self._pipes(draft)
+        pipes_of = self._pipes(draft.stages, draft.holders)
         strategy = draft.strategy
         for param in self.held(draft.layers_of(cell.pipe)).params:
             shape, pipes = param.shape, pipes_of.get(param.name, ())
@@ -233,10 +245,12 @@ class Traffic:
         sums += [(len(pipes), own) for pipes, own in by_pipes.items()]
         return Counter(_message("all_reduce", "holders", n, own * width) for n, own in sums)
 
-    def _pipes(self, draft: Draft) -> Mapping[str, tuple[int, ...]]:
+    def _holders(
+        self, stages: tuple[tuple[str, ...], ...], holders: tuple[tuple[int, ...], ...]
+    ) -> Mapping[str, tuple[int, ...]]:
         """The pipeline ranks that hold each parameter."""
         found: dict[str, set[int]] = {}
-        for names, pipes in zip(draft.stages, draft.holders, strict=False):
+        for names, pipes in zip(stages, holders, strict=False):
             for name in names:
                 for whole in self.memory.graph.layer(name).params.values():
                     found.setdefault(whole, set()).update(pipes)
