@@ -86,7 +86,10 @@ class Cutting(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Read(msgspec.Struct, frozen=True, kw_only=True):
-    """An argument of a region's entry: its name (None: the first) and its tokens in all parts."""
+    """An argument of a region's entry: its name (None: the first) and its tokens in all parts.
+
+    Without `n_tokens` they are those of the layer's hidden, and cannot be split.
+    """
 
     argument: str | None = None
     n_tokens: int | None = None
@@ -95,8 +98,8 @@ class Read(msgspec.Struct, frozen=True, kw_only=True):
 class Region(msgspec.Struct, frozen=True, kw_only=True):
     """From a module's inputs to what its last matrix gives, a sum over all parts.
 
-    Gradients of what is read are summed once, at the entry. Without `exit` (a head) what comes
-    out stays with its part.
+    Gradients of what is read are summed once, at the entry. What comes out is as long as what is
+    read first; without `exit` (a head) it stays with its part.
     """
 
     entry: str

@@ -32,10 +32,10 @@ class Degrees(msgspec.Struct, frozen=True, kw_only=True):
 class Cell(msgspec.Struct, frozen=True, kw_only=True):
     """Where a device lies in the grid."""
 
-    pipe: int
-    replica: int
-    shard: int
-    tp: int
+    pipe: int = 0
+    replica: int = 0
+    shard: int = 0
+    tp: int = 0
 
 
 class Grid(msgspec.Struct, frozen=True, kw_only=True):

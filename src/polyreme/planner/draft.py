@@ -54,8 +54,8 @@ class Draft(msgspec.Struct, frozen=True, kw_only=True):
 
     `stages` holds the layers of each stage (none: all are one), `holders` the pipeline ranks of
     each; `order` names the order, `actions` are those of each pipeline rank where they are given,
-    `token_slices` how many tokens their slices have, where that is given. `bucket_bytes` of 0, and
-    `decouple` of None, leave these to the cost model.
+    `token_slices` how many tokens each slice has (unset: as even as can be). `bucket_bytes` of 0,
+    and `decouple` of None, leave these to the cost model.
     """
 
     strategies: Mapping[str, Strategy]

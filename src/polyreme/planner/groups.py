@@ -40,6 +40,7 @@ class Classes:
 
     def __init__(self, graph: LayerGraph, tp: int = 1) -> None:
         shapes = read_shapes(graph, tp)
+        self.shapes = shapes
         layer_classes = [
             LayerClass(kind=layer.kind, shapes=shapes[layer.name]) for layer in graph.layers
         ]
@@ -73,7 +74,7 @@ class Classes:
         here = set(how if held is None else held)
         layers = [(index, how[name]) for name, index in self.layer_of.items() if name in here]
         kept = [
-            (index, how[names[0]], number == self._tail)
+            (index, _of_unit([how[name] for name in names]), number == self._tail)
             for number, (names, index) in enumerate(
                 zip(self._members, self._unit_indices, strict=True)
             )
@@ -91,25 +92,33 @@ class Classes:
         )
 
 
+def _of_unit(strategies: Sequence[Strategy]) -> Strategy:
+    """That of the first layer; recomputed if any layer is."""
+    first = strategies[0]
+    if first.recompute or not any(each.recompute for each in strategies):
+        return first
+    return msgspec.structs.replace(first, recompute=True)
+
+
 def _counted(keys: Iterable[tuple[int, Strategy]]) -> tuple[tuple[int, Strategy, int], ...]:
     return tuple((index, strategy, count) for (index, strategy), count in Counter(keys).items())
 
 
-def tied_units(graph: LayerGraph) -> tuple[tuple[str, ...], ...]:
-    """Names of layers that share parameters, else each alone; in the order of their first."""
-    owner = {
-        whole: layer.name
-        for layer in graph.layers
-        for whole in layer.params.values()
-        if whole not in layer.ties
-    }
-    home: dict[str, str] = {}
+def tied_units(graph: LayerGraph, held: Iterable[str] | None = None) -> tuple[tuple[str, ...], ...]:
+    """Names of layers (that are held) which share parameters, else each alone, by their first."""
+    here = None if held is None else set(held)
+    home: dict[str, str] = {}  # of a parameter: the first layer of the unit that has it
     units: dict[str, list[str]] = {}
     for layer in graph.layers:
-        homes = {home[owner[whole]] for whole in layer.ties if owner.get(whole) in home}
+        if here is not None and layer.name not in here:
+            continue
+        homes = {home[whole] for whole in layer.ties if whole in home}
         first, *others = [name for name in units if name in homes] or [layer.name]
         units.setdefault(first, []).append(layer.name)
         for other in others:
             units[first] += units.pop(other)
-        home.update(dict.fromkeys(units[first], first))
+        joined = {first, *others}
+        home = {whole: first if at in joined else at for whole, at in home.items()}
+        for whole in layer.params.values():
+            home.setdefault(whole, first)
     return tuple(tuple(names) for names in units.values())

@@ -53,7 +53,7 @@ def search(
     space = offer(graph, cluster, workload, parallel, all_devices=all_devices, seconds=seconds)
     memory = Memory(graph, workload, parallel.tp or 1)
     fitting = Fitting(memory, profile, cluster)
-    cost = StepCost(DataCost(memory, profile, cluster), graph, profile)
+    cost = StepCost(DataCost(memory, profile, cluster))
     solution = grid(graph, space, cost, fitting, DEADLINE_S)
     best = solution.candidates[0]
     if not best.room.fits:
@@ -101,7 +101,7 @@ def price(
     draft = read_draft(plan)
     memory = Memory(graph, workload, draft.strategy.tp)
     fitting = Fitting(memory, profile, cluster)
-    time_s = StepCost(DataCost(memory, profile, cluster), graph, profile)(draft)
+    time_s = StepCost(DataCost(memory, profile, cluster))(draft)
     return msgspec.structs.replace(
         plan,
         estimate=_estimate(draft, time_s, fitting),

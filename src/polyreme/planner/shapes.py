@@ -20,12 +20,19 @@ class ParamShape(msgspec.Struct, frozen=True, kw_only=True):
     """One parameter that a layer owns.
 
     A `special` one (without dimensions, or of a batch norm) stays whole on every device and in
-    the master's dtype, whatever the level and precision.
+    the master's dtype, whatever the level and precision. `own` is its name in the layer's module;
+    a `tied` one belongs to an earlier layer. `copies` tensor parts hold the very same of it;
+    their gradients are `partial` sums, or are if tokens are split (`partial_sp`).
     """
 
     shape: tuple[int, ...]
     trainable: bool
     special: bool
+    own: str = ""
+    tied: bool = False
+    copies: int = 1
+    partial: bool = False
+    partial_sp: bool = False
 
     @property
     def n_elements(self) -> int:
@@ -48,15 +55,20 @@ class ParamShape(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LayerShapes(msgspec.Struct, frozen=True, kw_only=True):
-    """Parameters that a layer owns (tied copies belong to an earlier layer) and its buffers.
+    """Parameters of a layer in the order of its module, `every` one, and its buffers.
 
     A layer that only `looks_up` has tables of embeddings alone, tied ones counted: unless it is
     recomputed, its backward pass reads no parameter.
     """
 
-    params: tuple[ParamShape, ...]
+    every: tuple[ParamShape, ...]
     buffer_bytes: int
     looks_up: bool
+
+    @property
+    def params(self) -> tuple[ParamShape, ...]:
+        """Those that the layer owns: tied copies belong to an earlier layer."""
+        return tuple(param for param in self.every if not param.tied)
 
 
 def read_shapes(graph: LayerGraph, tp: int = 1) -> Mapping[str, LayerShapes]:
@@ -80,18 +92,24 @@ def _read(module: nn.Module, tied: frozenset[str], plan: TensorPlan | None, tp: 
     from torch import nn
     from torch.nn.modules.batchnorm import _BatchNorm
 
-    from ..graph.cut import OnePart, cuts_of
+    from ..graph.cut import Cut, OnePart, cuts_of
 
-    cuts = {} if plan is None else cuts_of(module, plan, OnePart(degree=tp))
-    params = tuple(
+    whole = {own: Cut(shape=tuple(param.shape)) for own, param in module.named_parameters()}
+    cuts = whole if plan is None else cuts_of(module, plan, OnePart(degree=tp))
+    cuts_sp = whole if plan is None else cuts_of(module, plan, OnePart(degree=tp, sp=True))
+    every = tuple(
         ParamShape(
-            shape=cuts[own].local_shape if own in cuts else tuple(param.shape),
+            shape=cuts[own].local_shape,
             trainable=param.requires_grad,
             special=param.dim() == 0
             or isinstance(module.get_submodule(own.rpartition(".")[0]), _BatchNorm),
+            own=own,
+            tied=own in tied,
+            copies=cuts[own].copies,
+            partial=cuts[own].partial,
+            partial_sp=cuts_sp[own].partial,
         )
         for own, param in module.named_parameters()
-        if own not in tied
     )
     buffer_bytes = sum(buffer.numel() * buffer.element_size() for buffer in module.buffers())
     owners = [
@@ -99,4 +117,4 @@ def _read(module: nn.Module, tied: frozenset[str], plan: TensorPlan | None, tp: 
         for own, _ in module.named_parameters(remove_duplicate=False)
     ]
     looks_up = all(isinstance(owner, nn.Embedding) for owner in owners)
-    return LayerShapes(params=params, buffer_bytes=buffer_bytes, looks_up=looks_up)
+    return LayerShapes(every=every, buffer_bytes=buffer_bytes, looks_up=looks_up)

@@ -133,6 +133,7 @@ def write_plan(draft: Draft, workload: Workload) -> Plan:
         layer_plans=layer_plans,
         order=tuple(actions for actions in ranks for _ in range(n)),
         order_name=draft.order,
+        token_slices=draft.token_slices,
         microbatches=draft.microbatches,
         global_batch=draft.global_batch,
         seq_len=workload.seq_len,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -14,7 +14,7 @@ from .apply.tensor import Cut
 from .buckets import Buckets, Replicated
 from .joint import Joint
 from .places import Places
-from .stage import Slot, Stage
+from .stage import Body, Slot, Stage
 from .timing import TimedReduceScatter, Traffic
 
 
@@ -41,10 +41,16 @@ class Unit:
     """What FSDP2 gathers and reduces at once: a layer, or layers tied to each other."""
 
     module: Any  # FSDPModule
+    bodies: tuple[Body, ...]
     level: Level
     layers: tuple[str, ...]
     parameters: tuple[Sharded, ...]
     reduce_scatter: TimedReduceScatter
+
+    @property
+    def ran(self) -> bool:
+        """Whether it was ever gathered."""
+        return any(body.ran for body in self.bodies)
 
 
 Form = tuple[torch.dtype, tuple[int, ...]]  # of a sample
@@ -85,7 +91,8 @@ class Applied:
     the layers here that use a parameter, `names` are those of all trainable parameters of the
     model, wherever they are. `orders` holds the actions of each pipeline rank, `forms` the
     forms of what each stage gives, `slices` where those of tokens begin and end, if there are.
-    `gathers` are scattered buckets in the order in which they are gathered.
+    `gathers` are scattered buckets in the order in which they are gathered; with `prefetch`
+    parameters of shards are gathered before they are needed.
     `loss` is set where logits are split. With `fills` a data rank without samples must run fillers.
     """
 
@@ -109,6 +116,7 @@ class Applied:
     loss: Loss | None = None
     fills: bool = False
     gathers: tuple[int, ...] = ()
+    prefetch: bool = True
 
     @property
     def grid(self) -> Grid:
@@ -160,18 +168,37 @@ class Applied:
             with torch.no_grad():
                 torch._foreach_copy_([p.working for p in stale], [p.master for p in stale])
 
-    def begin_backward(self, units: Iterable[Unit], last: Iterable[Unit]) -> None:
-        """Say of which units the next backward pass is the last of the step."""
-        ending = {id(unit) for unit in last}
-        for unit in units:
-            is_last = id(unit) in ending
-            if unit.level == "optimizer":
-                unit.module.set_requires_gradient_sync(is_last, recurse=False)
-            elif self.grid.replica > 1:
+    def begin_backward(self, units: Sequence[Unit], last: Iterable[Unit]) -> None:
+        """Say of which units the next backward pass is, and of which it is the last of the step.
+
+        FSDP2 ends each pass for all units there are: the others must neither reduce zeros nor
+        give up what their own pass will need. (One that never ran has nothing to reduce, and
+        FSDP2 cannot be told to keep its gradients.)
+        """
+        present, ending = {id(unit) for unit in units}, {id(unit) for unit in last}
+        for unit in self.units:
+            is_here, is_last = id(unit) in present, id(unit) in ending
+            reduces = is_last if unit.level == "optimizer" else is_here
+            reduces = reduces or not unit.ran
+            unit.module.set_requires_gradient_sync(reduces, recurse=False)
+            if reduces and self.grid.replica > 1:
                 unit.module.set_requires_all_reduce(is_last, recurse=False)
                 unit.reduce_scatter.replicas_follow = is_last
-            if unit.level != "params":
-                unit.module.set_reshard_after_backward(is_last, recurse=False)
+            reshards = is_here if unit.level == "params" else is_last
+            unit.module.set_reshard_after_backward(reshards, recurse=False)
+        if self.grid.pp > 1 and self.prefetch:
+            self._gather_ahead(units)
+
+    @staticmethod
+    def _gather_ahead(units: Sequence[Unit]) -> None:
+        """While a unit's backward pass runs, the one before it in the stage is gathered.
+
+        FSDP2 goes by the order of forward passes, and so gathers in vain what is behind where
+        several of them come before a backward pass.
+        """
+        before = [units[0], *units] if units else []  # the first one has nothing before it
+        for unit, target in zip(units, before, strict=False):
+            unit.module.set_modules_to_backward_prefetch([target.module])
 
     def finish(self) -> None:
         """Reduce what is left of the gradients; then those that several parts have a share in."""

@@ -182,8 +182,14 @@ class Executor:
             self._wires.ask(message)
 
     def _units(self, stage: int) -> list[Unit]:
-        names = set(self.applied.stage.chunks[stage].layers)
-        return [unit for unit in self.applied.units if names & set(unit.layers)]
+        """Units of a stage, in the order in which its forward pass is through with them."""
+        names = self.applied.stage.chunks[stage].layers
+        ends = [
+            (max(at for at, name in enumerate(names) if name in unit.layers), unit)
+            for unit in self.applied.units
+            if not set(names).isdisjoint(unit.layers)
+        ]
+        return [unit for _, unit in sorted(ends, key=lambda each: each[0])]
 
     def _final_of(self, actions: Sequence[Action]) -> dict[int, _Final]:
         """By the index of an action, whose last gradients come with it."""

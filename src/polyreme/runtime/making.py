@@ -194,6 +194,7 @@ class _Maker:
             device=self.world.device,
             loss=self._loss(),
             gathers=self._gathers(buckets, layers_of),
+            prefetch=self.plan.prefetch,
             fills=(self.places.mesh is not None and bool(levels - {"none"}))
             or (self.tp.degree > 1 and self.places.grid.degrees.data > 1),
         )

@@ -40,12 +40,16 @@ class Slot:
 
 
 class Body(nn.Module):
-    """A layer's module as the stage calls it: recomputed in the backward pass if so planned."""
+    """A layer's module as the stage calls it: recomputed in the backward pass if so planned.
+
+    `ran` says whether it was ever called.
+    """
 
     def __init__(self, module: nn.Module, *, recompute: bool) -> None:
         super().__init__()
         self.module = module
         self.recompute = recompute
+        self.ran = False
         self._before_first: list[Callable[[], None]] = []
         self._before: list[Callable[[], None]] = []
 
@@ -59,6 +63,7 @@ class Body(nn.Module):
 
     def forward(self, *inputs: Any) -> Any:
         """The layer's outputs."""
+        self.ran = True
         for function in self._before:
             function()
         while self._before_first:

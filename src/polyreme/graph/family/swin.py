@@ -14,7 +14,7 @@ from ...errors import Violation
 from ...sample import SampleSpec
 from ..parts import Part
 from ..skeleton import Skeleton
-from ..tensor import Cutting, Number, Region, Run, TensorPlan
+from ..tensor import Cutting, Number, Read, Region, Run, TensorPlan
 
 READS = ("pixel_values",)
 _NO_SP = "attends within windows of a picture, which runs of tokens are not"
@@ -146,11 +146,26 @@ def _block(
         make=make,
         names={"inner": f"swin.encoder.layers.{stage}.blocks.{index}"},
         splits={"tp": math.gcd(n_heads, int(config.mlp_ratio * width))},
-        tensor=_block_plan(n_heads, width, int(config.mlp_ratio * width)) if plans else None,
+        tensor=_block_plan(
+            n_heads, width, int(config.mlp_ratio * width), _in_windows(grid, config.window_size)
+        )
+        if plans
+        else None,
     )
 
 
-def _block_plan(n_heads: int, width: int, n_inner: int) -> TensorPlan:
+def _in_windows(grid: tuple[int, int], window: int) -> int:
+    """Patches of a grid with what is missing to whole windows.
+
+    >>> _in_windows((8, 12), 7), _in_windows((4, 4), 7)
+    (196, 16)
+    """
+    size = min(window, *grid)
+    return math.prod(-(-length // size) * size for length in grid)
+
+
+def _block_plan(n_heads: int, width: int, n_inner: int, n_read: int) -> TensorPlan:
+    """Attention reads `n_read` patches, those of its windows."""
     attention = "inner.attention"
     heads = Run(what="num_heads", units=n_heads, width=width // n_heads)
     inner = Run(what="mlp_ratio x channels", units=n_inner)
@@ -167,7 +182,7 @@ def _block_plan(n_heads: int, width: int, n_inner: int) -> TensorPlan:
             Cutting(path="inner.mlp.fc2", side="in", runs=(inner,)),
         ),
         regions=(
-            Region(entry=attention, exit=f"{attention}.o_proj"),
+            Region(entry=attention, exit=f"{attention}.o_proj", reads=(Read(n_tokens=n_read),)),
             Region(entry="inner.mlp", exit="inner.mlp.fc2"),
         ),
         numbers=(Number(path=attention, name="num_attention_heads", of=heads),),

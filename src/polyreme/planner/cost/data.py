@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterable, Sequence
 
 import msgspec
 
 from ...cluster.types import Cluster
 from ...profile.fit import Fit
-from ...profile.record import Collective, Profile
+from ...profile.record import Profile
 from ..draft import Draft, Strategy
 from ..groups import Groups
 from .memory import Memory, Unit
+from .message import Message
+from .traffic import Traffic
 
 
 class StepTime(msgspec.Struct, frozen=True, kw_only=True):
@@ -29,17 +32,17 @@ class StepTime(msgspec.Struct, frozen=True, kw_only=True):
         return self.compute_s + self.exposed_comm_s
 
 
-class StageTime(msgspec.Struct, frozen=True, kw_only=True):
-    """Seconds of one stage: its passes over a microbatch, its update, its exchanges of a step."""
+class RankTime(msgspec.Struct, frozen=True, kw_only=True):
+    """Seconds of a pipeline rank: its update, and what it exchanges unhidden over data axes."""
 
-    forward_s: float
-    backward_s: float
     update_s: float
-    comm_s: float
     exposed_comm_s: float
 
 
-class _Traffic(msgspec.Struct, kw_only=True):
+_Units = Iterable[tuple[Strategy, Unit, int, bool]]  # how it runs, how many, whether one stays
+
+
+class _Parts(msgspec.Struct, kw_only=True):
     """Seconds of communication by the part of a step in which it runs."""
 
     gather_once: float = 0.0
@@ -90,6 +93,7 @@ class DataCost:
     def __init__(self, memory: Memory, profile: Profile, cluster: Cluster) -> None:
         self.memory = memory
         self.profile = profile
+        self.traffic = Traffic(memory)
         self._fit = Fit(profile)
         self._host = [
             index for index, host in enumerate(cluster.hosts) for _ in range(host.n_devices)
@@ -103,38 +107,62 @@ class DataCost:
         sizes = draft.microbatch_sizes
         passes = {size: self._pass_s(groups, size) for size in sizes}
         compute_s = sum(sum(passes[size]) * count for size, count in sizes.items())
-        sharded, bucketed = self._sharded_traffic(groups), self._bucketed_traffic(draft, groups)
+        units = [
+            (strategy, self.memory.unit(index, strategy.parts), n, (index, strategy) == groups.tail)
+            for index, strategy, n in groups.units
+        ]
+        names = tuple(draft.strategies)
+        sharded, bucketed = self._sharded(units), self._bucketed(draft, names)
         rounds = draft.microbatches
-        exposed_s = self._exposed_s(draft, passes[min(sizes)], sharded, bucketed)
         return StepTime(
-            compute_s=compute_s + self._update_s(groups),
+            compute_s=compute_s + self._update_s(units),
             comm_s=sharded.comm_s(rounds) + bucketed.comm_s(rounds),
-            exposed_comm_s=exposed_s,
+            exposed_comm_s=self._exposed_s(draft, sharded, bucketed, passes[min(sizes)]),
         )
 
-    def stage(self, draft: Draft, held: Sequence[str]) -> StageTime:
-        """What a stage takes of a step, and what is exchanged for it over the data axes.
+    def passes(self, draft: Draft, names: Sequence[str]) -> tuple[float, float]:
+        """Forward and backward seconds of layers, not split over tensor parts.
 
-        Passes are those of a microbatch of the largest size on one device, not split over tensor
-        parts.
+        Of a microbatch of the largest size.
         """
-        groups = self.memory.classes.groups(draft, held)
-        forward_s, backward_s = self._pass_s(groups, draft.microbatch)
-        sharded, bucketed = self._sharded_traffic(groups), self._bucketed_traffic(draft, groups)
-        rounds = draft.microbatches
-        exposed_s = self._exposed_s(draft, (forward_s, backward_s), sharded, bucketed)
-        return StageTime(
-            forward_s=forward_s,
-            backward_s=backward_s,
-            update_s=self._update_s(groups),
-            comm_s=sharded.comm_s(rounds) + bucketed.comm_s(rounds),
-            exposed_comm_s=exposed_s,
+        return self._pass_s(self.memory.classes.groups(draft, names), draft.microbatch)
+
+    def rank(self, draft: Draft, pipe: int) -> RankTime:
+        """What a pipeline rank takes for its update, and for what its data axes exchange."""
+        names = draft.layers_of(pipe)
+        units = [
+            (strategy, self.traffic.unit(unit, strategy.parts), 1, unit.stays)
+            for unit in self.traffic.held(names).units
+            for strategy in (draft.strategies[unit.layers[0]],)
+        ]
+        return RankTime(
+            update_s=self._update_s(units),
+            exposed_comm_s=self._exposed_s(
+                draft, self._sharded(units), self._bucketed(draft, names), self.passes(draft, names)
+            ),
         )
+
+    def price_s(self, draft: Draft, message: Message) -> float:
+        """Seconds of one message. One to another stage takes what gathering twice its bytes takes.
+
+        Tensor parts and neighbouring stages are taken to lie on one host.
+        """
+        strategy, n_hosts = draft.strategy, 1
+        if message.operation == "send":
+            return self._fit.collective_s("all_gather", 2, 2 * message.n_bytes, n_hosts)
+        if message.over in ("shards", "replicas"):
+            hosts = self._n_hosts(strategy.replica, strategy.shard)
+            n_hosts = hosts[message.over == "replicas"]
+        elif message.over == "data":
+            n_hosts = self._n_hosts(1, strategy.n_devices)[0]
+        elif message.over != "parts":
+            return self._fit.collective_s(message.operation, message.n_ranks, message.n_bytes)
+        return self._fit.collective_s(message.operation, message.n_ranks, message.n_bytes, n_hosts)
 
     def _exposed_s(
-        self, draft: Draft, passes: tuple[float, float], sharded: _Traffic, bucketed: _Traffic
+        self, draft: Draft, sharded: _Parts, bucketed: _Parts, passes: tuple[float, float]
     ) -> float:
-        """Of both kinds of exchange, by what the draft lets run behind computation."""
+        """What passes over a microbatch (forward and backward seconds) do not hide."""
         measured, reductions = self.profile.overlap, self.profile.sharded_overlap
         of_units = _Hides(
             measured if draft.prefetch else 0.0, measured if reductions is None else reductions
@@ -161,25 +189,23 @@ class DataCost:
                 backward_s += forward * count
         return forward_s, backward_s
 
-    def _update_s(self, groups: Groups) -> float:
+    def _update_s(self, units: _Units) -> float:
         """Seconds of the optimizer on the device that holds most."""
-        elements = 0
-        for index, strategy, count in groups.units:
-            unit = self.memory.unit(index, strategy.parts)
-            elements += (unit.loose + math.ceil(unit.reduced / unit.parts)) * count
+        elements = sum(
+            (unit.loose + math.ceil(unit.reduced / unit.parts)) * count
+            for _, unit, count, _ in units
+        )
         return elements * self.memory.widths.master * self.profile.optimizer_s_per_byte
 
-    def _sharded_traffic(self, groups: Groups) -> _Traffic:
-        traffic = _Traffic()
-        for index, strategy, count in groups.units:
-            unit = self.memory.unit(index, strategy.parts)
+    def _sharded(self, units: _Units) -> _Parts:
+        traffic = _Parts()
+        for strategy, unit, count, stays in units:
             if strategy.parts > 1 and unit.gathered:
-                is_tail = (index, strategy) == groups.tail
-                self._add_units(traffic, strategy, unit, count, is_tail)
+                self._add_units(traffic, strategy, unit, count, stays)
         return traffic
 
     def _add_units(
-        self, traffic: _Traffic, strategy: Strategy, unit: Unit, count: int, is_tail: bool
+        self, traffic: _Parts, strategy: Strategy, unit: Unit, count: int, is_tail: bool
     ) -> None:
         """Gathered in the compute dtype, reduced in the master's; over replicas once a step.
 
@@ -208,30 +234,17 @@ class DataCost:
             traffic.first_gather = gather_s
             traffic.last_reduce = reduce_s + replicas_s
 
-    def _bucketed_traffic(self, draft: Draft, groups: Groups) -> _Traffic:
+    def _bucketed(self, draft: Draft, names: tuple[str, ...]) -> _Parts:
         """Gradients that are whole on every device: summed in buckets, once a step."""
-        traffic = _Traffic()
-        wide = self.memory.widths
-        whole_bytes = wide.master * sum(
-            self.memory.unit(index, strategy.parts).loose * count
-            for index, strategy, count in groups.units
-        )
-        n_devices = draft.strategy.data
-        if n_devices > 1 and whole_bytes:
-            n_hosts = self._n_hosts(1, n_devices * draft.strategy.tp)[0]
-            full, rest_bytes = divmod(whole_bytes, draft.bucket_bytes)
-
-            def spent(op: Collective) -> tuple[float, float]:
-                """Seconds of all buckets, and of the last one."""
-                full_s = self._fit.collective_s(op, n_devices, draft.bucket_bytes, n_hosts)
-                rest_s = self._fit.collective_s(op, n_devices, rest_bytes, n_hosts)
-                return full * full_s + rest_s, rest_s if rest_bytes else full_s
-
-            if draft.decouple:
-                traffic.reduce_last, traffic.last_reduce = spent("reduce_scatter")
-                traffic.gather_once, traffic.first_gather = spent("all_gather")
+        traffic = _Parts()
+        for message, count in Counter(self.traffic.buckets(draft, names)).items():
+            each_s = self.price_s(draft, message)
+            if message.operation == "all_gather":
+                traffic.gather_once += each_s * count
+                traffic.first_gather = traffic.first_gather or each_s
             else:
-                traffic.reduce_last, traffic.last_reduce = spent("all_reduce")
+                traffic.reduce_last += each_s * count
+                traffic.last_reduce = each_s  # the last kind that is met is the last bucket's
         return traffic
 
     def _hosts_of_group(self, replica: int, shard: int) -> tuple[int, int]:

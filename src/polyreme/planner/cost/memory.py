@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
 
@@ -20,7 +20,7 @@ from ...plan.play import Costs
 from ...profile.record import Profile
 from ..draft import Draft, Strategy
 from ..groups import Classes, Groups
-from ..shapes import LayerShapes
+from ..shapes import ParamShape
 
 SCALAR_BYTES = 4  # a step count is float32 whatever the precision
 SLACK_SHARE = 0.05  # of what is allocated anew in each step; assumed: rounding, fragments
@@ -283,13 +283,15 @@ class Memory:
         return kept + tail, kept + spanning + two_passing + largest + reducing
 
     def _unit(self, index: int, parts: int) -> Unit:
-        members = self.classes.units[index]
-        return _count([self.classes.layers[member].shapes for member in members], parts)
+        shapes = [self.classes.layers[member].shapes for member in self.classes.units[index]]
+        params = [param for layer in shapes for param in layer.params]
+        return count_unit(params, parts, looks_up=all(layer.looks_up for layer in shapes))
 
 
-def _count(shapes: Sequence[LayerShapes], parts: int) -> Unit:
+def count_unit(params: Iterable[ParamShape], parts: int, *, looks_up: bool) -> Unit:
+    """Elements of parameters that are one unit, cut into so many parts."""
     gathered = reduced = trained = largest = loose = 0
-    for param in (param for layer in shapes for param in layer.params):
+    for param in params:
         if param.trainable:
             largest = max(largest, param.n_elements)
         if parts == 1 or param.special:
@@ -307,5 +309,5 @@ def _count(shapes: Sequence[LayerShapes], parts: int) -> Unit:
         largest=largest,
         loose=loose,
         parts=parts,
-        looks_up=all(layer.looks_up for layer in shapes),
+        looks_up=looks_up,
     )

@@ -1,46 +1,146 @@
-"""Tensor parts: what of a layer's passes they share, and what they exchange in each microbatch.
+"""Tensor parts: what of a layer's passes they share, and what they exchange in each of them.
 
-Assumed: the parts of a layer that has regions share all of its computation; each region costs one
-all-reduce of the hidden forward and one backward, or a gather and a reduce-scatter each way where
-tokens are split, of the same bytes.
+Assumed: the parts of a layer that has cuttings share all of its computation. What they exchange
+follows from its regions: each reads the hidden (or all parts' tokens of it) and gives a sum over
+parts (or the own tokens of one). A layer that is recomputed repeats what it exchanges before the
+last tensor that it saves.
 """
 
 from __future__ import annotations
 
+import functools
 import math
+from collections.abc import Iterator
 
 import msgspec
 
 from ...graph.layer import LayerGraph
-from ...profile.fit import Fit
-from ..draft import Draft
+from ...graph.tensor import TensorPlan
+from ..draft import Strategy
+from ..replay import saved_after
+from .memory import Widths
+from .message import Message, Operation
+
+# What a meeting exchanges (forward, backward), with whole tokens and with split ones.
+_WHOLE: dict[str, tuple[Operation | None, Operation | None]] = {
+    "enter": (None, "all_reduce"),
+    "leave": ("all_reduce", None),
+    "gather": (None, None),
+    "deal": (None, None),
+}
+_SPLIT: dict[str, tuple[Operation | None, Operation | None]] = {
+    "enter": ("all_gather", "reduce_scatter"),
+    "leave": ("reduce_scatter", "all_gather"),
+    "gather": ("all_gather", None),
+    "deal": (None, "all_gather"),
+}
 
 
-class PartsTime(msgspec.Struct, frozen=True, kw_only=True):
-    """Of one layer and microbatch: by what its computation is divided, seconds of its exchanges."""
+class Exchanges(msgspec.Struct, frozen=True, kw_only=True):
+    """What a tensor part exchanges in the passes of a microbatch through one layer.
 
-    share: int
-    comm_s: float
+    `again` is what a recomputed layer repeats in its backward pass.
+    """
+
+    forward: tuple[Message, ...] = ()
+    again: tuple[Message, ...] = ()
+    backward: tuple[Message, ...] = ()
 
 
-class TensorCost:
-    """What tensor parts make of a layer's passes."""
+class _Meeting(msgspec.Struct, frozen=True, kw_only=True):
+    """Where parts meet: how, over how many tokens of how many features, and behind what module."""
 
-    def __init__(self, graph: LayerGraph, fit: Fit) -> None:
-        self._graph, self._fit = graph, fit
+    kind: str
+    n_tokens: int
+    n_features: int
+    behind: str | None = None  # None: before something that is saved
 
-    def __call__(self, name: str, draft: Draft, width: int) -> PartsTime:
-        """Exchanges of one pass, forward or backward: they are the same."""
-        strategy, plan = draft.strategy, self._graph.tensor_plan(name)
-        if strategy.tp == 1 or plan is None or not plan.cuttings:
-            return PartsTime(share=1, comm_s=0.0)
-        n = max(1, sum(region.exit is not None for region in plan.regions))
-        outputs = self._graph.layer(name).outputs
-        hidden = next((spec for key, spec in outputs.items() if key != "logits"), None)
-        if hidden is None:  # a head: three sums of one number a label
-            n, elements = 3, math.prod(next(iter(outputs.values())).shape[:-1])
-        else:
-            elements = math.prod(hidden.shape)
-        n_bytes = elements * draft.microbatch * width
-        each_s = self._fit.collective_s("all_reduce", strategy.tp, n_bytes, 1)
-        return PartsTime(share=strategy.tp, comm_s=n * each_s)
+
+class TensorParts:
+    """Exchanges of any layer of a model."""
+
+    def __init__(self, graph: LayerGraph, widths: Widths) -> None:
+        self._graph, self._widths = graph, widths
+        self._saved_after: dict[str, frozenset[str]] = {}
+        self.exchanges = functools.cache(self._exchanges)
+
+    def share(self, name: str, strategy: Strategy) -> int:
+        """Among how many parts the computation of a layer is divided."""
+        plan = self._graph.tensor_plan(name)
+        return 1 if plan is None or not plan.cuttings else strategy.tp
+
+    def _exchanges(
+        self, name: str, strategy: Strategy, size: int, n_tokens: int | None = None
+    ) -> Exchanges:
+        """Those of a microbatch of so many samples (of a slice of so many of its tokens)."""
+        plan = self._graph.tensor_plan(name)
+        if strategy.tp == 1 or plan is None:
+            return Exchanges()
+        forward, again, backward = [], [], []
+        for meeting in self._meetings(name, plan):
+            there, back = (_SPLIT if strategy.sp else _WHOLE)[meeting.kind]
+            length = meeting.n_tokens if n_tokens is None else n_tokens
+            if strategy.sp:
+                length = math.ceil(length / strategy.tp) * strategy.tp
+            n_bytes = size * length * meeting.n_features * self._widths.compute
+            if there is not None:
+                forward.append(_over_parts(there, strategy.tp, n_bytes))
+                if strategy.recompute and self._repeats(name, meeting):
+                    again.append(forward[-1])
+            if back is not None:
+                backward.append(_over_parts(back, strategy.tp, n_bytes))
+        return Exchanges(forward=tuple(forward), again=tuple(again), backward=tuple(backward))
+
+    def loss(
+        self, strategy: Strategy, size: int, n_tokens: int | None = None
+    ) -> tuple[Message, ...]:
+        """What scoring logits of which each part holds some exchanges: a largest, and two sums."""
+        name, _, output = self._graph.output.rpartition(".")
+        plan = self._graph.tensor_plan(name)
+        if strategy.tp == 1 or plan is None or plan.vocabulary is None:
+            return ()
+        each = math.prod(self._graph.layer(name).outputs[output].shape[:-1])
+        n_bytes = size * (each if n_tokens is None else n_tokens) * self._widths.master
+        return tuple(_over_parts("all_reduce", strategy.tp, k * n_bytes) for k in (1, 2))
+
+    def _meetings(self, name: str, plan: TensorPlan) -> Iterator[_Meeting]:
+        """In the order of the forward pass, as far as it matters."""
+        layer = self._graph.layer(name)
+        given = next(iter(layer.outputs.values())).shape
+        source, _, output = layer.inputs[0].rpartition(".")
+        taken = given if layer.inputs[0].startswith("batch:") else ()
+        taken = taken or self._graph.layer(source).outputs[output].shape
+        own = taken[0] if plan.n_tokens is None else plan.n_tokens
+        if plan.whole == "in":
+            yield _Meeting(kind="gather", n_tokens=own, n_features=taken[-1])
+        if plan.vocabulary is None:
+            for cutting in plan.cuttings:
+                if cutting.side == "vocabulary":
+                    yield _Meeting(
+                        kind="leave", n_tokens=own, n_features=given[-1], behind=cutting.path
+                    )
+        for region in plan.regions:
+            lengths = [own if read.n_tokens is None else read.n_tokens for read in region.reads]
+            for length in lengths:
+                yield _Meeting(kind="enter", n_tokens=length, n_features=taken[-1])
+            if region.exit is not None:
+                yield _Meeting(
+                    kind="leave",
+                    n_tokens=lengths[0],
+                    n_features=given[-1],
+                    behind=region.exit,
+                )
+        if plan.whole == "out":
+            yield _Meeting(kind="deal", n_tokens=own, n_features=given[-1])
+
+    def _repeats(self, name: str, meeting: _Meeting) -> bool:
+        if meeting.behind is None:
+            return True
+        kind = self._graph.layer(name).kind
+        if kind not in self._saved_after:
+            self._saved_after[kind] = saved_after(self._graph, name)
+        return meeting.behind in self._saved_after[kind]
+
+
+def _over_parts(operation: Operation, n_ranks: int, n_bytes: int) -> Message:
+    return Message(operation=operation, over="parts", n_ranks=n_ranks, n_bytes=n_bytes)

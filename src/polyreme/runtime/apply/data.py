@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -85,6 +86,7 @@ def shard(
         bodies[parameter.slot.layer].call_before_first(watch(parameter))
     return Unit(
         module=module,
+        bodies=tuple(bodies.values()),
         level=level,
         layers=tuple(bodies),
         parameters=trainable,
@@ -99,16 +101,17 @@ def prefetch(units: Sequence[Unit], stages: Iterable[Sequence[str]], *, ahead: b
     gather that is not asked for so.
     """
     for layers in stages:
-        at = {name: index for index, name in enumerate(layers)}
-        here = sorted(
-            (unit for unit in units if unit.layers[0] in at), key=lambda unit: at[unit.layers[0]]
-        )
-        for index, unit in enumerate(here):
-            if ahead and index + 1 < len(here):
-                unit.module.set_modules_to_forward_prefetch([here[index + 1].module])
+        here = [unit for unit in units if not set(layers).isdisjoint(unit.layers)]
+        at = {id(unit): [layers.index(x) for x in unit.layers if x in layers] for unit in here}
+        forward = sorted(here, key=lambda unit: min(at[id(unit)]))
+        for unit, after in pairwise(forward):
+            if ahead:
+                unit.module.set_modules_to_forward_prefetch([after.module])
+        backward = sorted(here, key=lambda unit: max(at[id(unit)]))
+        for before, unit in zip([*backward[:1], *backward], backward, strict=False):
             # Without a list FSDP2 takes what it guesses; one that is there already costs nothing.
-            before = here[index - 1] if ahead and index else unit
-            unit.module.set_modules_to_backward_prefetch([before.module])
+            target = before if ahead else unit
+            unit.module.set_modules_to_backward_prefetch([target.module])
             unit.module._set_unshard_async_op(ahead and _on_host(unit))
 
 

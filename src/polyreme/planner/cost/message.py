@@ -1,0 +1,39 @@
+"""What a device exchanges in a step: messages by kind, size and who takes part, counted."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Literal
+
+import msgspec
+
+Operation = Literal["all_reduce", "all_gather", "reduce_scatter", "send"]
+Over = Literal["data", "shards", "replicas", "parts", "holders", "stages", "all"]
+
+
+class Message(msgspec.Struct, frozen=True, kw_only=True):
+    """A collective over `n_ranks` devices whose full tensor has `n_bytes`, or a send to one.
+
+    `over` says which devices these are: those that share the batch, the shards or the replicas of
+    a parameter, tensor parts, holders of the same parameters, neighbouring stages, or all.
+    """
+
+    operation: Operation
+    over: Over
+    n_ranks: int
+    n_bytes: int
+
+    @property
+    def sent_bytes(self) -> int:
+        """What each device sends in a ring; an all-reduce goes round twice.
+
+        >>> Message(operation="all_reduce", over="data", n_ranks=4, n_bytes=8).sent_bytes
+        12
+        """
+        if self.operation == "send":
+            return self.n_bytes
+        rounds = 2 if self.operation == "all_reduce" else 1
+        return rounds * self.n_bytes * (self.n_ranks - 1) // self.n_ranks
+
+
+Messages = Counter[Message]

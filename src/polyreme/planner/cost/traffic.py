@@ -1,0 +1,315 @@
+"""All that a device exchanges in a step, counted: what the times of exchanges are made of.
+
+It follows from the shapes of the graph and from the draft alone. An order that updates between its
+passes exchanges gradients with each update, which is not counted.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from ...graph.tensor import token_interval
+from ...plan.grid import Cell
+from ...plan.ir import Action, accumulation_order
+from ..draft import Draft
+from ..held import Held, HeldParam, HeldUnit, buckets, held_by
+from .memory import Memory, Unit, count_unit
+from .message import Message, Messages, Operation, Over
+from .tensor import TensorParts
+
+FILLER_SAMPLES = 2  # of a microbatch for which a device has no sample, where it must take part
+# Each device tells the others whether its loss and gradients are finite, and six numbers; loss,
+# labels and the norm's squares are of all; each trainable tensor of the model has a flag.
+TOLD_OF_ALL, TOLD_BY_EACH, TOLD_WIDTH = 3, 8, 8
+_HALVES: tuple[Operation, ...] = ("reduce_scatter", "all_gather")
+
+
+class Traffic:
+    """What a device exchanges in a step of any draft of one model."""
+
+    def __init__(self, memory: Memory) -> None:
+        self.memory = memory
+        self.parts = TensorParts(memory.graph, memory.widths)
+        self.held = functools.cache(self._held)
+        self.unit = functools.cache(self._unit)
+        self._n_trainable = functools.cache(self._trainable)
+        self._pipes = functools.cache(self._holders)
+        self._buckets: dict[Any, tuple[Message, ...]] = {}
+
+    def __call__(self, draft: Draft, cell: Cell) -> Messages:
+        """Messages of a step of the device at a cell, by what they are.
+
+        A draft with stages must have its actions.
+        """
+        found: Messages = Counter()
+        passes = Counter(self._passes(draft, cell))
+        for (stage, copy, forward, size, n_tokens), count in passes.items():
+            names = draft.stages[stage] if draft.stages else tuple(draft.strategies)
+            for message in self._in_pass(draft, names, size, n_tokens, forward=forward):
+                found[message] += count
+            if forward and stage == len(draft.holders) - 1:
+                found.update(dict.fromkeys(self.parts.loss(draft.strategy, size, n_tokens), count))
+            for n_bytes in self._handed(draft, cell, stage, copy, size, n_tokens, forward=forward):
+                found[_message("send", "stages", 2, n_bytes)] += count
+        found.update(self._of_units(draft, cell))
+        found.update(self._of_buckets(draft, cell))
+        found.update(self._of_holders(draft, cell))
+        if draft.n_devices > 1:
+            told = TOLD_OF_ALL + TOLD_BY_EACH * draft.n_devices + self._n_trainable()
+            found[_message("all_reduce", "all", draft.n_devices, told * TOLD_WIDTH)] += 1
+        return found
+
+    def handed_on(self, draft: Draft, stage: int, size: int) -> list[Message]:
+        """What a stage hands on of a whole microbatch of so many samples."""
+        sizes = self._values(draft, stage, 0, size, None)
+        return [_message("send", "stages", 2, n_bytes) for n_bytes in sizes]
+
+    def buckets(self, draft: Draft, names: tuple[str, ...]) -> tuple[Message, ...]:
+        """Of each bucket of gradients that are whole on every device with these layers, in order.
+
+        Decoupled ones are scattered and gathered, padded to as many equal parts as there are
+        devices; not those in which several have a share.
+        """
+        n_ranks, held = draft.strategy.data, self.held(names)
+        if n_ranks == 1:
+            return ()
+        firsts = (unit.layers[0] for unit in held.units)
+        cut = frozenset(first for first in firsts if draft.strategies[first].parts > 1)
+        joint: frozenset[str] = frozenset()
+        if draft.decouple:
+            joint = frozenset(param.name for _, param in self._joint(draft, names))
+        key = (names, cut, draft.bucket_bytes, n_ranks, draft.decouple, joint)
+        if key not in self._buckets:
+            sizes = functools.partial(
+                buckets, held, cut, self.memory.widths.master, draft.bucket_bytes
+            )
+            halves = sizes(lambda name: bool(draft.decouple) and name not in joint)
+            whole = sizes(lambda name: not draft.decouple or name in joint)
+            step = n_ranks * self.memory.widths.master
+            self._buckets[key] = (
+                *(
+                    _message(operation, "data", n_ranks, -(-n_bytes // step) * step)
+                    for n_bytes in halves
+                    for operation in _HALVES
+                ),
+                *(_message("all_reduce", "data", n_ranks, n_bytes) for n_bytes in whole),
+            )
+        return self._buckets[key]
+
+    # Passes
+
+    def _actions(self, draft: Draft, cell: Cell) -> tuple[Action, ...]:
+        """Of a device, those of microbatches that it plays."""
+        if not draft.stages:
+            own = accumulation_order(draft.microbatches)
+        else:
+            assert draft.actions, "a draft with stages has actions"
+            own = draft.actions[cell.pipe]
+        sizes = self._sizes(draft, cell)
+        return tuple(each for each in own if each.kind in "FBI" and sizes[each.microbatch])
+
+    def _sizes(self, draft: Draft, cell: Cell) -> list[int]:
+        """Samples of each microbatch; fillers where there are none and others need this device."""
+        strategy = draft.strategy
+        of_replica = _share(draft.global_batch, cell.replica, strategy.replica)
+        own = _share(of_replica, cell.shard, strategy.shard)
+        fills = any(each.parts > 1 for each in draft.strategies.values()) or (
+            strategy.tp > 1 and strategy.data > 1
+        )
+        sizes = [_share(own, number, draft.microbatches) for number in range(draft.microbatches)]
+        return [size or (FILLER_SAMPLES if fills else 0) for size in sizes]
+
+    def _passes(self, draft: Draft, cell: Cell) -> Iterator[tuple[int, int, bool, int, int | None]]:
+        """(stage, copy, whether forward, samples, tokens of a slice) of each pass."""
+        sizes, lengths = self._sizes(draft, cell), self._lengths(draft)
+        for each in self._actions(draft, cell):
+            n_tokens = lengths[each.token_slice] if lengths else None
+            yield each.stage, each.copy, each.kind == "F", sizes[each.microbatch], n_tokens
+
+    def _lengths(self, draft: Draft) -> tuple[int, ...]:
+        """Tokens of each slice; none where passes are over all tokens, or a model has none."""
+        n = 1 + max((each.token_slice for own in draft.actions for each in own), default=0)
+        tokens = self.memory.graph.inputs.get("input_ids")
+        if n == 1 or tokens is None:
+            return ()
+        spans = [token_interval(tokens.shape[0], n, at) for at in range(n)]
+        return draft.token_slices or tuple(stop - start for start, stop in spans)
+
+    # Tensor parts and stages
+
+    def _in_pass(
+        self,
+        draft: Draft,
+        names: tuple[str, ...],
+        size: int,
+        n_tokens: int | None,
+        *,
+        forward: bool,
+    ) -> Iterator[Message]:
+        for name in names:
+            found = self.parts.exchanges(name, draft.strategies[name], size, n_tokens)
+            yield from found.forward if forward else (*found.again, *found.backward)
+
+    def _handed(
+        self,
+        draft: Draft,
+        cell: Cell,
+        stage: int,
+        copy: int,
+        size: int,
+        n_tokens: int | None,
+        *,
+        forward: bool,
+    ) -> list[int]:
+        """Bytes of each tensor that leaves the device after a pass."""
+        to = stage + 1 if forward else stage - 1
+        if not 0 <= to < len(draft.holders) or draft.holders[to][copy] == cell.pipe:
+            return []
+        return self._values(draft, min(stage, to), cell.tp, size, n_tokens)
+
+    def _values(
+        self, draft: Draft, stage: int, part: int, size: int, n_tokens: int | None
+    ) -> list[int]:
+        """Bytes of each value that crosses the cut behind a stage."""
+        graph, strategy = self.memory.graph, draft.strategy
+        before = [name for names in draft.stages[: stage + 1] for name in names]
+        after = [name for names in draft.stages[stage + 1 :] for name in names]
+        read = {value for name in after for value in graph.layer(name).inputs}
+        found = []
+        for name in before:
+            plan = graph.tensor_plan(name)
+            for output, spec in graph.layer(name).outputs.items():
+                if f"{name}.{output}" not in read:
+                    continue
+                shape = tuple(spec.shape)
+                if plan is not None:
+                    shape = plan.output_shape(output, shape, strategy.tp, part, sp=strategy.sp)
+                if n_tokens is not None:
+                    shape = (n_tokens, *shape[1:])
+                found.append(size * math.prod(shape) * self._width(spec.dtype))
+        return found
+
+    def _width(self, dtype: str) -> int:
+        """Bytes of an element of that name; a bool takes one."""
+        if dtype == "compute":
+            return self.memory.widths.compute
+        return int("".join(filter(str.isdigit, dtype)) or 8) // 8
+
+    # Data axes
+
+    def _held(self, names: tuple[str, ...]) -> Held:
+        return held_by(self.memory.graph, self.memory.classes.shapes, names)
+
+    def _unit(self, unit: HeldUnit, parts: int) -> Unit:
+        return count_unit(unit.params, parts, looks_up=unit.looks_up)
+
+    def _of_units(self, draft: Draft, cell: Cell) -> Messages:
+        """Of parameters that are cut into shards."""
+        found: Messages = Counter()
+        strategy, wide = draft.strategy, self.memory.widths
+        actions = self._actions(draft, cell)
+        stage_of = {name: stage for stage, names in enumerate(draft.stages) for name in names}
+        for held in self.held(draft.layers_of(cell.pipe)).units:
+            how = draft.strategies[held.layers[0]]
+            unit = self.unit(held, how.parts)
+            if how.parts == 1 or not unit.gathered:
+                continue
+            stages = {stage_of.get(name, 0) for name in held.layers}
+            again = any(draft.strategies[name].recompute for name in held.layers)
+            looks_up = held.looks_up and not again
+            n_gathered, n_backward = _gathered(
+                [each for each in actions if each.stage in stages],
+                kept=how.level != "params",
+                stays=held.stays,
+                looks_up=looks_up,
+            )
+            gather = unit.gathered * wide.compute
+            found[_message("all_gather", "shards", strategy.shard, gather)] += n_gathered
+            if unit.reduced and n_backward:
+                n_reduced = 1 if how.level == "optimizer" else n_backward
+                n_bytes = unit.reduced * wide.master
+                found[_message("reduce_scatter", "shards", strategy.shard, n_bytes)] += n_reduced
+                if strategy.replica > 1:
+                    own = n_bytes // unit.parts
+                    found[_message("all_reduce", "replicas", strategy.replica, own)] += 1
+        return found
+
+    def _of_buckets(self, draft: Draft, cell: Cell) -> Messages:
+        """Of gradients that are whole on every device."""
+        return Counter(self.buckets(draft, draft.layers_of(cell.pipe)))
+
+    def _of_holders(self, draft: Draft, cell: Cell) -> Messages:
+        """Of gradients in which several tensor parts, or several pipeline ranks, have a share."""
+        sums: dict[int | tuple[int, ...], int] = {}
+        for who, param in self._joint(draft, draft.layers_of(cell.pipe)):
+            parts = draft.strategies[param.unit].parts
+            cut = parts > 1 and not param.shape.special
+            own = param.shape.local_elements(parts, cell.shard) if cut else param.shape.n_elements
+            sums[who] = sums.get(who, 0) + own
+        width = self.memory.widths.master
+        return Counter(
+            _message("all_reduce", "holders", who if isinstance(who, int) else len(who), n * width)
+            for who, n in sums.items()
+        )
+
+    def _joint(
+        self, draft: Draft, names: tuple[str, ...]
+    ) -> Iterator[tuple[int | tuple[int, ...], HeldParam]]:
+        """Parameters with whom they are summed: so many tensor parts, or these pipeline ranks."""
+        pipes_of = self._pipes(draft.stages, draft.holders)
+        for param in self.held(names).params:
+            shape, pipes = param.shape, pipes_of.get(param.name, ())
+            if not shape.trainable:
+                continue
+            if shape.copies > 1 and (shape.partial_sp if draft.strategy.sp else shape.partial):
+                yield shape.copies, param
+            if len(pipes) > 1:
+                yield pipes, param
+
+    def _holders(
+        self, stages: tuple[tuple[str, ...], ...], holders: tuple[tuple[int, ...], ...]
+    ) -> Mapping[str, tuple[int, ...]]:
+        """The pipeline ranks that hold each parameter."""
+        found: dict[str, set[int]] = {}
+        for names, pipes in zip(stages, holders, strict=False):
+            for name in names:
+                for whole in self.memory.graph.layer(name).params.values():
+                    found.setdefault(whole, set()).update(pipes)
+        return {whole: tuple(sorted(pipes)) for whole, pipes in found.items()}
+
+    def _trainable(self) -> int:
+        """Trainable tensors of the whole model."""
+        params = self.held(tuple(layer.name for layer in self.memory.graph.layers)).params
+        return sum(param.shape.trainable for param in params)
+
+
+def _gathered(actions: list[Action], *, kept: bool, stays: bool, looks_up: bool) -> tuple[int, int]:
+    """How often a unit is gathered in these passes, and how many of them go backward.
+
+    One that is `kept` is gathered until its last backward pass; the one that `stays` until the
+    next.
+    """
+    n_backward = sum(each.kind != "F" for each in actions)
+    if kept:
+        return min(1, len(actions)), n_backward
+    n_gathered, is_whole = 0, False
+    for each in actions:
+        forward = each.kind == "F"
+        if not is_whole and (forward or not looks_up):
+            n_gathered += 1
+        is_whole = forward and stays
+    return n_gathered, n_backward
+
+
+def _share(n: int, rank: int, n_ranks: int) -> int:
+    """How many of n things are a rank's: as even as can be, the first ones have more."""
+    each, left = divmod(n, n_ranks)
+    return each + (rank < left)
+
+
+def _message(operation: Operation, over: Over, n_ranks: int, n_bytes: int) -> Message:
+    return Message(operation=operation, over=over, n_ranks=n_ranks, n_bytes=n_bytes)
