@@ -112,7 +112,8 @@ class Native:
         self._driver.begin()
 
     def settle(self) -> None:
-        """Ranks differ in buffers alone."""
+        """Ranks differ in buffers alone; parameters may wait for what is gathered."""
+        self._applied.buckets.settle()
         average_buffers(self._applied, self._world)
 
     def _step(self, step: int, read: Read) -> Came:

@@ -61,6 +61,10 @@ class Order:
         """
         return None
 
+    def cut(self, n_slices: int) -> Order:
+        """The same over so many slices of tokens, where it has slices."""
+        return self
+
     def actions(self, n_ranks: int, n_microbatches: int, costs: Costs) -> Ranks:
         """Each rank's passes over microbatches 0 to n - 1, without the update.
 

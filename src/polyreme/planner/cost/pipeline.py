@@ -16,10 +16,12 @@ from ...plan.grid import Cell
 from ...plan.order import ORDERS
 from ...plan.order.kind import Ranks
 from ...plan.play import Costs, play
+from ...profile.fit import Fit
 from ..draft import Draft
 from .data import DataCost, StepTime
 from .exchange import tuned
 from .message import Message
+from .slices import SliceCost, even_slices
 
 
 class StepCost:
@@ -27,10 +29,11 @@ class StepCost:
 
     def __init__(self, data: DataCost) -> None:
         self._data, self.traffic = data, data.traffic
+        self._slices = SliceCost(data.memory.graph, Fit(data.profile))
 
     def __call__(self, draft: Draft) -> StepTime:
         """Seconds of one step on the data rank that has most samples."""
-        if not draft.bucket_bytes or draft.decouple is None:
+        if not draft.bucket_bytes or draft.decouple is None or self._uncut(draft):
             return self(self.ordered(draft))
         if draft.pp == 1 and draft.strategy.tp == 1:
             return self._data(draft)
@@ -77,7 +80,7 @@ class StepCost:
             inputs=tuple(backward),
             weights=tuple(backward),
             send=self._send_s(draft) if draft.stages else 0.0,
-            slices=_slices(draft),
+            slices=self._shares(draft),
         )
 
     @staticmethod
@@ -85,16 +88,41 @@ class StepCost:
         """Of the draft, or of its order for stages as they are."""
         if draft.actions:
             return draft.actions
-        return ORDERS[draft.order].actions(draft.pp, draft.microbatches, costs)
+        order = ORDERS[draft.order]
+        if draft.token_slices:
+            order = order.cut(len(draft.token_slices))
+        return order.actions(draft.pp, draft.microbatches, costs)
 
     def ordered(self, draft: Draft) -> Draft:
         """The draft with the actions of its order, for stages as they are, and its exchanges."""
+        if self._uncut(draft):
+            draft = msgspec.structs.replace(draft, token_slices=self._slices.best(draft))
         workload = self._data.memory.workload
         synchronous = draft.order not in ORDERS or ORDERS[draft.order].synchronous
         if draft.stages:
             actions = self._actions(draft, self.costs(draft))
             draft = msgspec.structs.replace(draft, actions=actions)
         return tuned(draft, self, parts=workload.by_entry and synchronous)
+
+    def _uncut(self, draft: Draft) -> bool:
+        """Whether the cost model says how many tokens each slice has."""
+        given = draft.actions or draft.token_slices or not draft.stages
+        return not given and ORDERS[draft.order].slices > 1 and self._data.memory.graph.sliced
+
+    def _shares(self, draft: Draft) -> tuple[float, ...]:
+        """Of a pass, what each slice of tokens takes; none where passes are whole."""
+        if draft.actions:
+            n = 1 + max(action.token_slice for own in draft.actions for action in own)
+        else:
+            n = ORDERS[draft.order].slices if draft.order in ORDERS else 1
+            n = len(draft.token_slices) or n
+        if n == 1:
+            return ()
+        tokens = self._data.memory.graph.inputs.get("input_ids")
+        if tokens is None:
+            return (1 / n,) * n
+        lengths = draft.token_slices or even_slices(tokens.shape[0], n)
+        return self._slices.shares(draft, lengths)
 
     def _price_s(self, draft: Draft, messages: Iterable[Message]) -> float:
         return sum(self._data.price_s(draft, message) for message in messages)
@@ -116,17 +144,3 @@ class StepCost:
             self._price_s(draft, self.traffic.handed_on(draft, stage, draft.microbatch))
             for stage in range(len(draft.stages) - 1)
         )
-
-
-def _slices(draft: Draft) -> tuple[float, ...]:
-    """The share of a pass that each slice of tokens takes; none where passes are whole.
-
-    It is that of the tokens: what attention to earlier ones adds to later slices is not measured.
-    """
-    if draft.actions:
-        n = 1 + max(action.token_slice for own in draft.actions for action in own)
-    else:
-        n = ORDERS[draft.order].slices if draft.order in ORDERS else 1
-    if n > 1 and len(draft.token_slices) == n:
-        return tuple(tokens / sum(draft.token_slices) for tokens in draft.token_slices)
-    return (1 / n,) * n if n > 1 else ()

@@ -12,13 +12,13 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from ...graph.tensor import token_interval
 from ...plan.grid import Cell
 from ...plan.ir import Action, accumulation_order
 from ..draft import Draft
 from ..held import Held, HeldParam, HeldUnit, buckets, held_by
 from .memory import Memory, Unit, count_unit
 from .message import Message, Messages, Operation, Over
+from .slices import even_slices
 from .tensor import TensorParts
 
 FILLER_SAMPLES = 2  # of a microbatch for which a device has no sample, where it must take part
@@ -136,8 +136,7 @@ class Traffic:
         tokens = self.memory.graph.inputs.get("input_ids")
         if n == 1 or tokens is None:
             return ()
-        spans = [token_interval(tokens.shape[0], n, at) for at in range(n)]
-        return draft.token_slices or tuple(stop - start for start, stop in spans)
+        return draft.token_slices or even_slices(tokens.shape[0], n)
 
     # Tensor parts and stages
 
