@@ -236,7 +236,7 @@ class Driver:
             clip = min(1.0, self._clip_norm / (norm + 1e-6))
         used = {n for n, flag in zip(self.applied.names, agreed.used, strict=True) if flag}
         for whole in self.applied.buckets.unparted:
-            whole.master.grad = whole.grad
+            whole.master.grad = whole.grad if whole.name in used else None
         for parameter in self._trainable:
             if parameter.name not in used:
                 parameter.master.grad = None
