@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -13,10 +18,24 @@ from polyreme.runtime import loop
 from polyreme.runtime.buckets import Scattered
 from polyreme.runtime.driver import Driver
 from polyreme.runtime.gathering import full_parameters
+from polyreme.runtime.record import N_SLOTS, Record
 from polyreme.runtime.stage import Body
 from polyreme.runtime.timing import TimedAllGather, Traffic
-from test_runtime import Record
+from test_runtime import Record as Steps
 from tiny import MOMENTUM, AtOnce, Case, Model
+
+
+class FrozenFirst(Model):
+    """The first stage trains nothing."""
+
+    def makers(self):
+        found = super().makers()
+
+        def frozen(maker):
+            return lambda: maker().requires_grad_(False)
+
+        return found | {name: frozen(found[name]) for name in ("embed", "block.0")}
+
 
 OFF = {"overlap": False, "prefetch": False, "decouple": False, "priority": False}
 
@@ -30,7 +49,7 @@ def _n(case):
 
 def _train(world, case):
     """Weights at the end, norms of gradients, and weights and states after each step."""
-    record, states = Record(), []
+    record, states = Steps(), []
 
     def keep(state):
         states.append({name: tensor.clone() for name, tensor in state.tensors().items()})
@@ -221,47 +240,120 @@ def test_prefetched_parameters_change_no_bit(pool, level, pp):
     _same(*_apart(pool, case, **OFF))
 
 
-class _Future:
-    def __init__(self):
-        self.done = None
-
-    def add_done_callback(self, call):
-        self.done = call
-
-
 class _Work:
-    def __init__(self):
-        self.future = _Future()
+    """Is through at a time of the clock."""
 
-    def get_future(self):
-        return self.future
+    def __init__(self, clock, over_s):
+        self.clock, self.over_s = clock, over_s
+
+    def is_completed(self):
+        return self.clock[0] >= self.over_s
 
     def wait(self):
-        if self.future.done is not None:
-            self.future.done(self.future)
+        self.clock[0] = max(self.clock[0], self.over_s)
 
 
-def test_time_hidden_is_what_ran_while_the_host_worked(monkeypatch):
-    """Waiting for what had been under way counted as hidden."""
+@pytest.fixture
+def clock(monkeypatch):
     now = [0.0]
     monkeypatch.setattr("polyreme.runtime.timing.time.perf_counter", lambda: now[0])
-    traffic, tensor, works = Traffic(), torch.zeros(4), [_Work(), _Work()]
-    first = traffic.start("all_reduce sum", tensor, 2, lambda: works[0])
-    now[0] = 1.0
-    second = traffic.start("all_reduce sum", tensor, 2, lambda: works[1])
-    now[0] = 2.0
-    works[0].wait()  # the backend is through with it at 2, behind work until 3
-    works[0].future.done = None
-    now[0] = 3.0
+    return now
+
+
+def _start(traffic, work):
+    return traffic.start("all_reduce sum", torch.zeros(4), 2, lambda: work)
+
+
+def test_time_hidden_is_what_ran_while_the_host_worked(clock):
+    """Waiting, for this or for another exchange, counted as hidden."""
+    traffic = Traffic()
+    first = _start(traffic, _Work(clock, 2.0))
+    clock[0] = 1.0
+    second = _start(traffic, _Work(clock, 7.0))
+    clock[0] = 3.0
     first.wait()
-
-    def late():
-        now[0] = 7.0
-        works[1].future.done(works[1].future)
-
-    works[1].wait = late
+    with traffic.blocked():
+        clock[0] = 4.5
     second.wait()
-    # Under way from 0 to 7, waited for from 3 to 7.
+    # Under way from 0 to 7, blocked from 3 to 7.
     assert traffic.hidden_s() == pytest.approx(3.0)
     assert traffic.blocked_s == pytest.approx(4.0)
+    traffic.begin()
     assert traffic.hidden_s() == 0.0
+
+
+def test_time_hidden_begins_with_the_step(clock):
+    """A step counted what had been hidden in the evaluation before it."""
+    traffic = Traffic()
+    _start(traffic, _Work(clock, 2.0)).wait()
+    across = _start(traffic, _Work(clock, 9.0))
+    clock[0] = 5.0
+    traffic.begin()
+    clock[0] = 8.0
+    across.wait()
+    assert traffic.hidden_s() == pytest.approx(3.0)
+
+
+def test_an_end_is_not_noted_where_a_younger_collective_stands():
+    record = Record()
+    old = record.begin("all_gather", None, 2)
+    for _ in range(N_SLOTS):
+        young = record.begin("all_reduce sum", None, 2)
+    record.end(old)
+    assert all(event.end_s is None or not event.end_s for event in record.account().events)
+    assert young == old + N_SLOTS
+
+
+def _ends_early(world, case):
+    """What a rank's step gives whose other stage trains nothing."""
+    record = Steps()
+    loop.train(case.job(), world, log=record)
+    return [each.loss for each in record.events if hasattr(each, "loss")]
+
+
+def test_a_stage_may_have_nothing_to_train(pool):
+    """The factor of no gradient at all was an error, and the other stage waited."""
+    case = Case(
+        model=FrozenFirst(), plan={"pp": 2, "microbatches": 2}, clip_norm=0.5, global_batch=8
+    )
+    assert len(pool(2).run(_ends_early, case)[0]) == case.steps
+
+
+EXITS = """
+import sys
+sys.path[:0] = sys.argv[1:2]
+from polyreme.cluster.accelerator import HostAccelerator
+from polyreme.runtime import loop, mesh
+from polyreme.runtime.feed import Feed
+from tiny import Case, Model
+world = mesh.open(HostAccelerator(), timeout_s=30)
+to_device, calls = Feed.to_device, []
+def fails(self, *args, **more):
+    calls.append(0)
+    if len(calls) == 3 and world.rank == 0:
+        raise ValueError("a sample cannot be read")
+    return to_device(self, *args, **more)
+Feed.to_device = fails
+loop.train(Case(model=Model(n_blocks=6), plan={"replica": 2, "decouple": True}, steps=5).job(), world)
+"""
+
+
+def test_a_process_that_fails_with_gathers_under_way_says_why():
+    """The backend's thread called Python at the interpreter's end, which aborted it."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    own = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1"}
+    command = [sys.executable, "-c", EXITS, str(Path(__file__).parent)]
+    ranks = [
+        subprocess.Popen(
+            command,
+            env=os.environ | own | {"RANK": r, "LOCAL_RANK": r, "MASTER_PORT": str(port)},
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for r in "01"
+    ]
+    said = [rank.communicate(timeout=120)[1] for rank in ranks]
+    assert [rank.returncode for rank in ranks] == [1, 1], said
+    assert "a sample cannot be read" in said[0]

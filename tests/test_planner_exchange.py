@@ -80,12 +80,14 @@ def test_halves_are_taken_where_they_gain_more_than_they_may_cost(gain, taken):
 
 
 def test_gathers_of_halves_hide_behind_the_forward_pass():
-    cost = _cost(latency_s=0.0, overlap=1.0, bytes_s=8e4)
-    _, whole_s = _tuned(cost, decouple=False)
-    _, halves_s = _tuned(cost, decouple=True)
-    assert whole_s > halves_s
-    alone = _cost(latency_s=0.0, overlap=0.0, bytes_s=8e4)
-    assert _tuned(alone, decouple=True)[1] >= _tuned(alone, decouple=False)[1]
+    """They did so too where a rule has them at once, and where the first layers' come last."""
+    draft = replace(toy_draft(replica=2, global_batch=2), bucket_bytes=64, decouple=True)
+    hidden = _cost(latency_s=0.0, overlap=1.0)(draft)
+    late = _cost(latency_s=0.0, overlap=1.0)(replace(draft, priority=False))
+    at_once = _cost(latency_s=0.0, overlap=1.0, by_entry=False)(draft)
+    assert hidden.exposed_comm_s < late.exposed_comm_s
+    assert hidden.exposed_comm_s < at_once.exposed_comm_s
+    assert hidden.comm_s == late.comm_s == at_once.comm_s
 
 
 def test_what_the_user_fixed_stays():

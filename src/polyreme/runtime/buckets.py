@@ -84,7 +84,7 @@ class Scattered(Bucket):
     def __init__(self, members: list[Replicated], rank: int, n_ranks: int) -> None:
         super().__init__(members, n_ranks)
         self._n_ranks = n_ranks
-        self._parts = self.flat.view(n_ranks, -1)
+        self._parts = self.flat.view(n_ranks, self.flat.numel() // n_ranks)
         self._rows: torch.Tensor | None = None
         self._own = self._parts[rank]
         first = rank * self._own.numel()
@@ -126,7 +126,7 @@ class Scattered(Bucket):
         """Wait for what was begun: of all gradients, or of this rank's part alone."""
         super().finish()
         if self._rows is not None:
-            torch.sum(self._rows.view(self._n_ranks, -1), 0, out=self._own)
+            torch.sum(self._rows.view_as(self._parts), 0, out=self._own)
             self._rows = None
 
     def gather(self, group: Any, traffic: Traffic, then: Callable[[], None] | None = None) -> None:
@@ -138,6 +138,7 @@ class Scattered(Bucket):
             flat,
             self._n_ranks,
             lambda: all_gather(flat, own, group=group, async_op=True),
+            stands=then is None,
         )
         self._then = then
 
@@ -297,6 +298,7 @@ class Buckets:
                 own.grad.add_(grad)
             # In the master's own dtype later gradients add up in the bucket by themselves.
             working.grad = own.grad if shared else None
+            all_of_it._traffic.look()
             if own.last:
                 all_of_it._ready(its_bucket, own)
                 if all_of_it._overlap:

@@ -128,6 +128,7 @@ class Driver:
         """Start the clock of the next step here: what came since the last one is not counted."""
         self._mark_s = time.perf_counter()
         self._mark_blocked_s = self.applied.traffic.blocked_s
+        self.applied.traffic.begin()
 
     def step(
         self,
@@ -294,8 +295,9 @@ class Driver:
         self._step(self._rate_factor)
 
     def _scale(self, factor: float) -> None:
-        if factor != 1.0:
-            torch._foreach_mul_(self._summed_grads(), factor)
+        gradients = self._summed_grads()
+        if factor != 1.0 and gradients:  # a stage may have nothing to train
+            torch._foreach_mul_(gradients, factor)
 
     def _counted_grads(self) -> list[torch.Tensor]:
         """Gradients of this rank that enter the norm, each entry of the model on one rank."""

@@ -139,14 +139,16 @@ class Executor:
 
     def _backward(self, action: Action, final: _Final) -> None:
         applied = self.applied
-        applied.buckets.expect_last(final.parameters)
+        if self.stash is None:  # else gradients are summed with each update
+            applied.buckets.expect_last(final.parameters)
         if action.kind == "W":
             assert self._halves is not None
             self._halves.play(_key(action))
         else:
             applied.begin_backward(self._units(action.stage), final.units)
             self._whole(action)
-        applied.buckets.passed(final.parameters)
+        if self.stash is None:
+            applied.buckets.passed(final.parameters)
 
     def _whole(self, action: Action) -> None:
         """A backward pass, or its input half."""

@@ -83,6 +83,7 @@ class Gradients:
         with self._buffers_of(rank) as keep:
             set_seed(self._device, seed_of(self._seed, batch, self._seed_rank(rank)))
             nominal = float(max(1, n_samples * feed.labels_per_sample))
+            self.applied.traffic.begin()
             loss_sum, counted = self._executor(microbatches, nominal)
             total, weight, finite = self._replica.agree(loss_sum, counted)
             computed = Computed(

@@ -171,8 +171,13 @@ class Record:
         """Say of which pipeline rank this is."""
         _PIPE.pack_into(self._memory, _PIPE_AT, pipe)
 
-    def begin(self, op: str, tensor: torch.Tensor | None, n_ranks: int) -> int:
-        """Note the start of a collective; its sequence number."""
+    def begin(
+        self, op: str, tensor: torch.Tensor | None, n_ranks: int, *, stands: bool = True
+    ) -> int:
+        """Note the start of a collective; its sequence number.
+
+        Unless it `stands`, the host goes on to other things before it waits for it.
+        """
         key: _Key = (op, None, None, n_ranks)
         if tensor is not None:
             key = (op, tensor.shape, tensor.dtype, n_ranks)
@@ -184,7 +189,7 @@ class Record:
         at = _SLOTS_AT + seq % N_SLOTS * _SLOT.size
         _SLOT.pack_into(self._memory, at, seq, time.time(), 0.0, label.text)
         _COUNT.pack_into(self._memory, _COUNT_AT, seq, self.trail)
-        if self.lags:
+        if self.lags and stands:
             self.wait(seq)
         return seq
 
@@ -195,7 +200,8 @@ class Record:
     def end(self, seq: int, *, settles: bool = False) -> None:
         """That collective is over for the host; `settles` says that the device has done it too."""
         at = _SLOTS_AT + seq % N_SLOTS * _SLOT.size
-        _TIME_AT.pack_into(self._memory, at + _END_OFFSET, time.time())
+        if _SLOT.unpack_from(self._memory, at)[0] == seq:  # else a younger one has its place
+            _TIME_AT.pack_into(self._memory, at + _END_OFFSET, time.time())
         if settles or not self.lags:
             _WAIT.pack_into(self._memory, _WAIT_AT, 0, 0.0)
 

@@ -64,6 +64,7 @@ def step_times(
 
 
 Interval = tuple[float, float]
+_INTERVALS = 10_000  # kept at most, where nobody asks what was hidden
 
 
 def union_s(intervals: Iterable[Interval]) -> float:
@@ -82,15 +83,21 @@ def union_s(intervals: Iterable[Interval]) -> float:
 class Started(dist.Work):
     """A collective under way; `wait` for it before its tensors are read."""
 
-    def __init__(self, traffic: Traffic, seq: int, work: Any) -> None:
+    def __init__(self, traffic: Traffic, seq: int, work: Any, begun_s: float) -> None:
         super().__init__()
+        self.begun_s = begun_s
         self._traffic, self._seq, self._work = traffic, seq, work
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the backend is through with it."""
+        return bool(self._work.is_completed())
 
     def wait(self, timeout: Any = None) -> bool:
         """Until it is through; the time counts as blocked."""
         traffic = self._traffic
         traffic.record.wait(self._seq)
-        with traffic.record.failing(self._seq), traffic.blocked(started=True):
+        with traffic.record.failing(self._seq), traffic.blocked():
             self._work.wait()
         traffic.record.end(self._seq)
         return True
@@ -100,7 +107,7 @@ class Traffic:
     """Counts the collectives of one process, and keeps them in its record.
 
     `blocked_s` is the time in which the host stood still for a collective: all of it on CPU,
-    almost nothing on devices that work asynchronously (there `device_shares` is measured).
+    almost nothing on devices that work asynchronously (`DeviceTimes` measures these).
     `sent_bytes` is what a ring sends: 2 (n - 1) / n of the tensor for an all-reduce, (n - 1) / n
     of the full tensor for a reduce-scatter or an all-gather.
     """
@@ -112,29 +119,49 @@ class Traffic:
         self.n_reductions = 0
         self.n_sends = 0
         self._given: list[torch.Tensor] = []
-        self._flights: deque[Interval] = deque()
-        self._waited_s = 0.0
+        self._under_way: list[Started] = []
+        self._flights: deque[Interval] = deque(maxlen=_INTERVALS)
+        self._stood: deque[Interval] = deque(maxlen=_INTERVALS)
+        self._since_s = 0.0
 
     @contextmanager
-    def blocked(self, *, started: bool = False) -> Iterator[None]:
-        """Time spent inside counts as blocked; `started` says that it ran before."""
+    def blocked(self) -> Iterator[None]:
+        """Time spent inside counts as blocked."""
+        self.look()
         start_s = time.perf_counter()
         try:
             yield
         finally:
-            took_s = time.perf_counter() - start_s
-            self.blocked_s += took_s
-            if started:
-                self._waited_s += took_s
+            end_s = time.perf_counter()
+            self.blocked_s += end_s - start_s
+            self._stood.append((start_s, end_s))
+            self.look()
+
+    def look(self) -> None:
+        """Note what has ended of what is under way; asking the backend costs next to nothing."""
+        if self._under_way:
+            now_s = time.perf_counter()
+            over = [each for each in self._under_way if each.is_over]
+            self._flights += [(max(each.begun_s, self._since_s), now_s) for each in over]
+            self._under_way = [each for each in self._under_way if each not in over]
+
+    def begin(self) -> None:
+        """Forget what was hidden up to now, and what sums were given."""
+        self.look()
+        self._flights.clear()
+        self._stood.clear()
+        self._given.clear()
+        self._since_s = time.perf_counter()
 
     def hidden_s(self) -> float:
-        """Seconds since the last call in which something was under way and the host worked.
+        """Seconds since `begin` in which something was under way and the host not blocked.
 
-        Of what ended since then, on the host's memory: devices are measured by `DeviceTimes`.
+        Over host memory, of what was seen to end, which is when something else is exchanged:
+        devices are measured by `DeviceTimes`.
         """
-        landed = [self._flights.popleft() for _ in range(len(self._flights))]
-        waited_s, self._waited_s = self._waited_s, 0.0
-        return max(0.0, union_s(landed) - waited_s)
+        self.look()
+        stood = list(self._stood)
+        return union_s([*self._flights, *stood]) - union_s(stood)
 
     def count(self, full_bytes: int, n_ranks: int, passes: int) -> None:
         """Count a ring collective over the full tensor; an all-reduce makes two passes."""
@@ -150,17 +177,25 @@ class Traffic:
         return torch.isfinite(torch.stack(given)).all() if given else None
 
     def start(
-        self, op: str, tensor: torch.Tensor, n_ranks: int, call: Callable[[], Any]
+        self,
+        op: str,
+        tensor: torch.Tensor,
+        n_ranks: int,
+        call: Callable[[], Any],
+        *,
+        stands: bool = True,
     ) -> Started:
-        """Begin a collective over that tensor by a call that returns its work."""
-        seq = self.record.begin(op, tensor, n_ranks)
+        """Begin a collective over that tensor by a call that returns its work.
+
+        Unless it `stands`, a device is not taken to work on it before it is waited for.
+        """
+        self.look()
+        seq = self.record.begin(op, tensor, n_ranks, stands=stands)
         begun_s = time.perf_counter()
-        work = call()
+        started = Started(self, seq, call(), begun_s)
         if tensor.device.type == "cpu":
-            flights = self._flights
-            future = work.get_future()
-            future.add_done_callback(lambda _: flights.append((begun_s, time.perf_counter())))
-        return Started(self, seq, work)
+            self._under_way.append(started)
+        return started
 
     def start_all_reduce(self, tensor: torch.Tensor, group: dist.ProcessGroup) -> Started:
         """Begin the sum of the tensor over the group, in place."""

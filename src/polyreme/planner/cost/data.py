@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import math
-from collections import Counter
 from collections.abc import Iterable, Sequence
 
 import msgspec
@@ -167,7 +166,8 @@ class DataCost:
         of_units = _Hides(
             measured if draft.prefetch else 0.0, measured if reductions is None else reductions
         )
-        of_buckets = _Hides(measured, measured if draft.overlap else 0.0)
+        later = measured if self.memory.workload.by_entry else 0.0
+        of_buckets = _Hides(later, measured if draft.overlap else 0.0)
         return sharded.exposed_s(draft.microbatches, *passes, of_units) + bucketed.exposed_s(
             draft.microbatches, *passes, of_buckets
         )
@@ -237,14 +237,16 @@ class DataCost:
     def _bucketed(self, draft: Draft, names: tuple[str, ...]) -> _Parts:
         """Gradients that are whole on every device: summed in buckets, once a step."""
         traffic = _Parts()
-        for message, count in Counter(self.traffic.buckets(draft, names)).items():
-            each_s = self.price_s(draft, message)
-            if message.operation == "all_gather":
-                traffic.gather_once += each_s * count
-                traffic.first_gather = traffic.first_gather or each_s
-            else:
-                traffic.reduce_last += each_s * count
-                traffic.last_reduce = each_s  # the last kind that is met is the last bucket's
+        found = self.traffic.buckets(draft, names)
+        price_s = {message: self.price_s(draft, message) for message in set(found)}
+        gathers = [price_s[each] for each in found if each.operation == "all_gather"]
+        reductions = [price_s[each] for each in found if each.operation != "all_gather"]
+        if reductions:
+            traffic.reduce_last, traffic.last_reduce = sum(reductions), reductions[-1]
+        if gathers:
+            # The first layers' come last unless they have priority.
+            traffic.gather_once = sum(gathers)
+            traffic.first_gather = gathers[-1] if draft.priority else sum(gathers)
         return traffic
 
     def _hosts_of_group(self, replica: int, shard: int) -> tuple[int, int]:

@@ -116,7 +116,7 @@ def prefetch(units: Sequence[Unit], stages: Iterable[Sequence[str]], *, ahead: b
 
 
 def _on_host(unit: Unit) -> bool:
-    return any(p.master.device.type == "cpu" for p in unit.parameters)
+    return any(p.device.type == "cpu" for p in unit.module.parameters())
 
 
 def stays_wide(slot: Slot) -> bool:
