@@ -334,7 +334,8 @@ def fails(self, *args, **more):
         raise ValueError("a sample cannot be read")
     return to_device(self, *args, **more)
 Feed.to_device = fails
-loop.train(Case(model=Model(n_blocks=6), plan={"replica": 2, "decouple": True}, steps=5).job(), world)
+plan = {"replica": 2, "decouple": True}
+loop.train(Case(model=Model(n_blocks=6), plan=plan, steps=5).job(), world)
 """
 
 
