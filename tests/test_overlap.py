@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from beside import beside
-from polyreme.algo.rule import SNGM, AdamW
+from polyreme.algo.rule import LAMB, SNGM, AdamW
 from polyreme.runtime import loop
 from polyreme.runtime.buckets import Scattered
 from polyreme.runtime.driver import Driver
@@ -304,19 +304,21 @@ def test_an_end_is_not_noted_where_a_younger_collective_stands():
     assert young == old + N_SLOTS
 
 
-def _ends_early(world, case):
-    """What a rank's step gives whose other stage trains nothing."""
+def _losses(world, case):
     record = Steps()
     loop.train(case.job(), world, log=record)
     return [each.loss for each in record.events if hasattr(each, "loss")]
 
 
-def test_a_stage_may_have_nothing_to_train(pool):
+@pytest.mark.parametrize("rule", [MOMENTUM, SNGM(lr=0.1), LAMB(lr=0.1)], ids=type)
+def test_a_stage_may_have_nothing_to_train(pool, rule):
     """The factor of no gradient at all was an error, and the other stage waited."""
-    case = Case(
-        model=FrozenFirst(), plan={"pp": 2, "microbatches": 2}, clip_norm=0.5, global_batch=8
-    )
-    assert len(pool(2).run(_ends_early, case)[0]) == case.steps
+    plan = {"pp": 2, "microbatches": 2}
+    case = Case(model=FrozenFirst(), plan=plan, clip_norm=0.5, global_batch=8, rule=rule)
+    alone = dataclasses.replace(case, plan={"microbatches": 2})
+    (expected,) = pool(1).run(_losses, alone)
+    assert len(expected) == case.steps
+    assert pool(2).run(_losses, case)[0] == pytest.approx(expected, rel=1e-5)
 
 
 EXITS = """

@@ -250,3 +250,18 @@ def test_a_tensor_that_all_devices_hold_enters_sums_once():
 def test_nobody_is_asked_for_sums_where_nothing_has_a_gradient():
     parameters = _parameters()
     RuleOptimizer(parameters, SNGM(), over_devices=lambda _: pytest.fail("asked")).step()
+
+
+@pytest.mark.parametrize("parameters", [[{"params": []}], None], ids=["none", "no gradient"])
+@pytest.mark.parametrize(("name", "asked"), [("SNGM", 1), ("LAMB", 0)])
+def test_a_stage_without_gradients_takes_part_in_the_sums_of_others(parameters, name, asked):
+    """The others waited for it for ever."""
+    given = []
+
+    def sums(partial):
+        given.append(float(partial))
+        return partial + 4
+
+    optimizer = RuleOptimizer(parameters or _parameters(), RULES[name], over_stages=sums)
+    optimizer.step()
+    assert given == [0.0] * asked

@@ -21,8 +21,9 @@ class RuleOptimizer(torch.optim.Optimizer):
     is what `counts_whole` says. All devices have gradients of the same parameters.
 
     Where other devices hold other parameters of the model, `over_stages` sums over all of them
-    what is of all parameters. `counts` may say of each parameter whether what is here enters sums
-    of one tensor (true), or of all (false).
+    what is of all parameters; then one without gradients takes part in these with an empty tensor,
+    of this `device`. `counts` may say of each parameter whether what is here enters sums of one
+    tensor (true), or of all (false).
 
     A parameter without gradient stays as it is, and so does its state: vectors like the parameter,
     and counts as float32 tensors without dimensions.
@@ -32,6 +33,7 @@ class RuleOptimizer(torch.optim.Optimizer):
     over_stages: Callable[[torch.Tensor], torch.Tensor] | None = None
     counts_whole: bool = True
     counts: Callable[[torch.Tensor, bool], bool] | None = None
+    device: torch.device | None = None
 
     def __init__(
         self,
@@ -42,12 +44,14 @@ class RuleOptimizer(torch.optim.Optimizer):
         over_stages: Callable[[torch.Tensor], torch.Tensor] | None = None,
         counts_whole: bool = True,
         counts: Callable[[torch.Tensor, bool], bool] | None = None,
+        device: torch.device | None = None,
     ) -> None:
         self.rule = rule
         self.over_devices = over_devices
         self.over_stages = over_stages
         self.counts_whole = counts_whole
         self.counts = counts
+        self.device = device
         super().__init__(params, {"lr": rule.lr})
 
     @torch.no_grad()
@@ -70,6 +74,8 @@ class RuleOptimizer(torch.optim.Optimizer):
             for parameter in group["params"]
             if parameter.grad is not None
         ]
+        if not programs and self.over_stages is not None:
+            programs = [self._nothing()]
         together(programs, self.over_devices or (lambda partial: partial), self.over_stages)
         return loss
 
@@ -88,6 +94,15 @@ class RuleOptimizer(torch.optim.Optimizer):
         delta, state = yield from self._summed(update, parameter)
         local.add_(delta.view_as(local))
         self._keep(parameter, state)
+
+    def _nothing(self) -> Split[Any]:
+        """What is played here where others of the model have gradients."""
+        empty = torch.zeros(0, device=self.device)
+        layout = Layout.of({"": (0,)})
+        state = self.rule.init(empty)
+        return settled(
+            self.rule.update(empty, state, empty, lr=self.defaults["lr"], layout=layout)
+        )
 
     def _summed(self, program: Split[Any], parameter: torch.Tensor) -> Split[Any]:
         """The program, with what it asks for answered here where no other part has a share."""

@@ -42,10 +42,10 @@ def optimizers(rule: Rule, applied: Applied) -> Optimizers:
     kinds: tuple[Sequence[torch.Tensor], ...] = (*apart, whole, shards)
     native = [rule.native(kind) for kind in kinds if kind]
     made = tuple(optimizer for optimizer in native if optimizer is not None)
-    if len(made) == len(native):
+    if len(made) == len(native) and (native or rule.by_entry):
         return Optimizers(all=made, by_bucket=made[: len(apart)])
     if places.replica is None:
-        return Optimizers(all=(RuleOptimizer(masters, rule),))
+        return Optimizers(all=(RuleOptimizer(masters, rule),) if masters else ())
 
     def over(group: Any) -> Callable[[torch.Tensor], torch.Tensor]:
         def summed(partial: torch.Tensor) -> torch.Tensor:
@@ -59,10 +59,11 @@ def optimizers(rule: Rule, applied: Applied) -> Optimizers:
     in_stage = {key: applied.counts_in_replica(p, in_stage=True) for key, p in by_id.items()}
     in_model = {key: applied.counts_in_replica(p, in_stage=False) for key, p in by_id.items()}
     played = RuleOptimizer(
-        masters,
+        masters or [{"params": []}],  # a stage may train nothing
         rule,
         over_devices=over(places.inner),
         over_stages=over(places.replica),
         counts=lambda master, per_tensor: (in_stage if per_tensor else in_model)[id(master)],
+        device=applied.device,
     )
     return Optimizers(all=(played,))
