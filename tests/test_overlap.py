@@ -22,7 +22,7 @@ from polyreme.runtime.record import N_SLOTS, Record
 from polyreme.runtime.stage import Body
 from polyreme.runtime.timing import TimedAllGather, Traffic
 from test_runtime import Record as Steps
-from tiny import MOMENTUM, AtOnce, Case, Model
+from tiny import MOMENTUM, AtOnce, Block, Case, Model
 
 
 class FrozenFirst(Model):
@@ -35,6 +35,18 @@ class FrozenFirst(Model):
             return lambda: maker().requires_grad_(False)
 
         return found | {name: frozen(found[name]) for name in ("embed", "block.0")}
+
+
+class WideGain(Model):
+    """One parameter has another dtype than the others."""
+
+    def makers(self):
+        def first():
+            block = Block(gain=True)
+            block.gain = torch.nn.Parameter(block.gain.double())
+            return block
+
+        return super().makers() | {"block.0": first}
 
 
 OFF = {"overlap": False, "prefetch": False, "decouple": False, "priority": False}
@@ -318,6 +330,19 @@ def test_a_stage_may_have_nothing_to_train(pool, rule):
     alone = dataclasses.replace(case, plan={"microbatches": 2})
     (expected,) = pool(1).run(_losses, alone)
     assert len(expected) == case.steps
+    assert pool(2).run(_losses, case)[0] == pytest.approx(expected, rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    "layout", [{"replica": 2, "decouple": True}, {"shard": 2, "level": "params"}], ids=str
+)
+@pytest.mark.parametrize("rule", [MOMENTUM, LAMB(lr=0.1)], ids=type)
+def test_parameters_may_differ_in_dtype(pool, layout, rule):
+    """Gradients of one bucket have one dtype."""
+    plan = {"precision": "fp32", "microbatches": 2}
+    case = Case(model=WideGain(), plan=plan, clip_norm=0.5, global_batch=8, rule=rule)
+    (expected,) = pool(1).run(_losses, case)
+    case = dataclasses.replace(case, plan=plan | layout)
     assert pool(2).run(_losses, case)[0] == pytest.approx(expected, rel=1e-5)
 
 

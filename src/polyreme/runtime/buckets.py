@@ -157,10 +157,10 @@ class Scattered(Bucket):
 class Buckets:
     """Sums gradients of replicated parameters over a group of ranks (None: this one alone).
 
-    Buckets are fixed at the start: `parameters` in reverse order, a bucket closed as soon as it
-    holds `bucket_bytes`. They are reduced in this order, from one thread, whichever parameters
-    got a gradient on which rank; one without contributes zeros. So ranks cannot disagree about
-    which collective comes next.
+    Buckets are fixed at the start: `parameters` in reverse order, those of a dtype together, a
+    bucket closed as soon as it holds `bucket_bytes`. They are reduced in this order, from one
+    thread, whichever parameters got a gradient on which rank; one without contributes zeros. So
+    ranks cannot disagree about which collective comes next.
 
     With `decouple` each rank sums a part of a bucket, and the parts are gathered: in `finish`, or
     after it if `later`, when who set this calls `gather_later`. Parameters in `joint`, of which
@@ -330,13 +330,16 @@ class Buckets:
 
 
 def _close(parameters: Sequence[Replicated], bucket_bytes: int) -> list[list[Replicated]]:
-    """Parameters from last to first, cut where a bucket is full."""
+    """Parameters from last to first, cut where a bucket is full; those of a dtype together."""
     groups: list[list[Replicated]] = []
-    room = 0
+    filling: dict[torch.dtype, list[Replicated]] = {}
+    room: dict[torch.dtype, int] = {}
     for parameter in reversed(parameters):
-        if room <= 0:
-            groups.append([])
-            room = bucket_bytes
-        groups[-1].append(parameter)
-        room -= parameter.master.nbytes
+        dtype = parameter.master.dtype
+        if room.get(dtype, 0) <= 0:
+            filling[dtype] = []
+            groups.append(filling[dtype])
+            room[dtype] = bucket_bytes
+        filling[dtype].append(parameter)
+        room[dtype] -= parameter.master.nbytes
     return groups
