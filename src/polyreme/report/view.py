@@ -182,7 +182,7 @@ def _exchange(run: Run, plan: Plan) -> str:
     first = "what it needs first" if plan.priority else "what was scattered first"
     return (
         f"gradients in buckets of {size(plan.bucket_bytes)}, scattered {when} and gathered during "
-        f"the next forward pass, {first} first."
+        f"the next forward pass, {first} first (at once where the rule needs whole gradients)."
     )
 
 
