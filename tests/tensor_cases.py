@@ -19,7 +19,7 @@ from polyreme.graph.layer import LayerGraph
 from polyreme.graph.loss import cross_entropy as whole_loss
 from polyreme.graph.options import Transformers
 from polyreme.graph.run import run
-from polyreme.runtime.apply.tensor import Cut, Tp, argmax, cross_entropy, split, sum_partial
+from polyreme.runtime.apply.tensor import Cut, Tp, argmax, cross_entropy, split
 from polyreme.runtime.apply.tensor.meet import own_tokens
 from polyreme.runtime.timing import Traffic
 from polyreme.sample import SampleSpec, TensorSpec
@@ -331,6 +331,16 @@ def drops(world, sp: bool) -> dict:
         "state": torch.get_rng_state(),
         "kept": torch.equal(before, torch.get_rng_state()),
     }
+
+
+def sum_partial(gradients: list[tuple[Cut, torch.Tensor]], tp: Tp) -> None:
+    """Sum gradients over the parts that hold the same of a parameter, in place."""
+    for cut, gradient in gradients:
+        if cut.partial:
+            rows = [torch.empty_like(gradient) for _ in range(tp.degree)]
+            dist.all_gather(rows, gradient.contiguous(), group=tp.group)
+            alike = (row for n, row in enumerate(rows) if n // cut.copies == tp.rank // cut.copies)
+            gradient.copy_(sum(alike))
 
 
 def trained(world) -> list[torch.Tensor]:

@@ -111,7 +111,6 @@ class Scattered(Bucket):
         """Begin to sum the parts."""
         traffic.note_given(self.flat)
         traffic.count(self.flat.nbytes, self._n_ranks, 1)
-        traffic.n_reductions += 1
         flat, own = self.flat, self._own
 
         def call() -> Any:

@@ -116,7 +116,6 @@ class Traffic:
         self.record = record or Record()
         self.blocked_s = 0.0
         self.sent_bytes = 0
-        self.n_reductions = 0
         self.n_sends = 0
         self._given: list[torch.Tensor] = []
         self._under_way: list[Started] = []
@@ -201,7 +200,6 @@ class Traffic:
         """Begin the sum of the tensor over the group, in place."""
         n_ranks = group.size()
         self.count(tensor.nbytes, n_ranks, 2)
-        self.n_reductions += 1
         return self.start(
             "all_reduce sum",
             tensor,
@@ -319,7 +317,6 @@ class TimedReduceScatter(_fsdp_api.ReduceScatter):
         traffic, n_ranks = self._traffic, group.size()
         traffic.count(input_tensor.nbytes, n_ranks, 1)
         traffic.note_given(input_tensor)
-        traffic.n_reductions += 1
         inside = traffic.record.inside("reduce_scatter", input_tensor, n_ranks, settles=False)
         with inside, traffic.blocked():
             work: dist.Work | None = reduce_scatter(

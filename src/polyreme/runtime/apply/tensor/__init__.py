@@ -6,7 +6,6 @@ Source: Shoeybi et al. 2019 (Megatron-LM), section 3; Korthikanti et al. 2022, s
 from ....graph.cut import Cut
 from .loss import SplitLoss, argmax, cross_entropy
 from .part import Tp
-from .partial import sum_partial
 from .split import split
 
-__all__ = ["Cut", "SplitLoss", "Tp", "argmax", "cross_entropy", "split", "sum_partial"]
+__all__ = ["Cut", "SplitLoss", "Tp", "argmax", "cross_entropy", "split"]
