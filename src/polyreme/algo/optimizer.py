@@ -100,9 +100,7 @@ class RuleOptimizer(torch.optim.Optimizer):
         empty = torch.zeros(0, device=self.device)
         layout = Layout.of({"": (0,)})
         state = self.rule.init(empty)
-        return settled(
-            self.rule.update(empty, state, empty, lr=self.defaults["lr"], layout=layout)
-        )
+        return settled(self.rule.update(empty, state, empty, lr=self.defaults["lr"], layout=layout))
 
     def _summed(self, program: Split[Any], parameter: torch.Tensor) -> Split[Any]:
         """The program, with what it asks for answered here where no other part has a share."""
