@@ -275,6 +275,7 @@ def _kill_while_saving(run: Path, seed: int, n_kills: int) -> None:
 
 
 @pytest.mark.parametrize("seed", [0, 1])
+@pytest.mark.slice(1)
 def test_a_kill_at_any_moment_leaves_the_last_whole_checkpoint(tmp_path, seed):
     """In a process of its own, which has no threads when it forks."""
     done = subprocess.run(

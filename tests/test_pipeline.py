@@ -121,6 +121,7 @@ def test_slices_of_tokens_attend_to_those_before_them(pool, name):
 
 
 @pytest.mark.parametrize("name", ["t5", "t5 gated, untied"])
+@pytest.mark.slice(1)
 def test_the_encoders_output_passes_through_stages_that_do_not_read_it(pool, name):
     case = family(name, {"pp": 4, "microbatches": 2}, global_batch=4)
     _verified(pool, case, n_steps=2)

@@ -90,6 +90,7 @@ def _train(world, cases):
 
 
 @pytest.mark.parametrize("name", LAYOUTS)
+@pytest.mark.slice(3)
 def test_any_rule_moves_parameters_in_any_layout_as_in_one_process(pool, name):
     n, cases = _cases(LAYOUTS[name], RULES if name in ("mixed", "params") else ASKING)
     start, _, _ = reference(dataclasses.replace(cases[0], steps=0))

@@ -11,6 +11,7 @@ from polyreme.cluster.accelerator import detect
 BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
 
 
+@pytest.mark.long
 @pytest.mark.skipif(not detect().on_host, reason="the same bits are promised on processors")
 def test_a_run_through_a_storm_ends_with_the_bits_of_a_quiet_one(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(str(BENCHMARKS))
