@@ -120,7 +120,7 @@ def _cp_sat(programme: Programme, seconds: float) -> tuple[Array | None, float, 
         scale = 1.0
         if programme.longest in terms:
             scale = unit
-        elif not all(float(value).is_integer() for value in terms.values()):
+        elif not np.isfinite(low):  # bytes of a stage
             scale = _BYTE_UNITS / high
         whole = {
             at: int(value) if at == programme.longest else math.ceil(value * scale)
