@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from ..cluster.types import Cluster
 from ..errors import Violation
@@ -148,7 +148,7 @@ def nothing_left(
     if pp > 1 and (why := order.refused(pp, 2 * pp)):
         others = [n for n in range(2, cluster.n_devices + 1) if not order.refused(n, 2 * n)]
         dividing = [n for n in others if cluster.n_devices % (inside(parallel) // pp * n) == 0]
-        legal = ", ".join(map(str, dividing or others)) or "another parallel.order"
+        legal = _nearest(dividing or others, pp) or "another parallel.order"
         return _wrong("pp", pp, f'is not for order "{order.name}": {why}', legal)
 
     def tried(microbatch: int | None) -> list[str | None]:
@@ -161,7 +161,7 @@ def nothing_left(
 
     most = max(samples_of(batch, ranks)[1] for ranks in counts)
     sizes = [size for size in range(1, most + 1) if None in tried(size)]
-    legal = ", ".join(map(str, sizes)) or "unset it, or another parallel.order"
+    legal = _nearest(sizes, parallel.microbatch or 1) or "unset it, or another parallel.order"
     found = tried(parallel.microbatch)
     if found and None not in found:
         rule = f'is not for order "{order.name}": {found[0]}'
@@ -171,6 +171,11 @@ def nothing_left(
         legal = "unset one of the fixed degrees"
         return _wrong("replica", parallel.replica, "leaves no plan", legal)
     return _wrong("microbatch", parallel.microbatch, rule, legal)
+
+
+def _nearest(values: Sequence[int], to: int) -> str:
+    """The eight that are nearest."""
+    return ", ".join(map(str, sorted(sorted(values, key=lambda value: abs(value - to))[:8])))
 
 
 def _wrong(field: str, value: object, rule: str, legal: str) -> Violation:
