@@ -20,6 +20,8 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 _PRELOAD = [
     "torch",
     "torch.distributed.fsdp",
@@ -30,6 +32,7 @@ _PRELOAD = [
     "polyreme.runtime.loop",
 ]
 _GRACE_S = 5.0
+_MOST_THREADS = 24
 
 
 class ProcessFailed(AssertionError):
@@ -86,7 +89,8 @@ class Pool:
                     deadline = min(deadline, time.monotonic() + _GRACE_S)
         for rank in set(range(n)) - set(results):
             results[rank] = Failure(f"hung after {timeout_s:.0f} s\n{self._stack(rank)}")
-        if any(isinstance(result, Failure) and result.error is None for result in results.values()):
+        gone = (isinstance(result, Failure) and result.error is None for result in results.values())
+        if any(gone) or self._crowded(n):
             self.close()
         return [results[rank] for rank in range(n)]
 
@@ -97,6 +101,15 @@ class Pool:
             process.join()
             connection.close()
         self._workers.clear()
+
+    def _crowded(self, n: int) -> bool:
+        """Whether threads of past groups add up: torch keeps some, each wakes 100 times a second.
+
+        New processes cost a tenth of a second.
+        """
+        return any(
+            psutil.Process(w.pid).num_threads() > _MOST_THREADS for w, _, _ in self._workers[:n]
+        )
 
     def _start(self, n: int) -> None:
         if self._store is None:

@@ -148,13 +148,11 @@ def n_devices(run: Path) -> int:
     return len(plans.load(run / "plan.json").order)
 
 
-@pytest.mark.usefixtures("warm")
-def test_resuming_goes_on_where_the_run_ended(
-    home: Path, run: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    more = ("--resume", "auto", "--set", "train.steps=15")
-    done = within(home, monkeypatch, "train", "spec.toml", "--json", *more)
-    assert done.code == 0, done.err
+def test_resuming_goes_on_where_the_run_ended(home: Path, run: Path) -> None:
+    done = polyreme(
+        home, "train", "spec.toml", "--json", "--resume", "auto", "--set", "train.steps=15"
+    )
+    assert done.returncode == 0, done.stderr
     events = list(runlog.read(run / "log.jsonl"))
     again = [e for e in events if isinstance(e, runlog.StepEvent) and e.attempt == 1]
     assert [event.step for event in again] == [13, 14, 15]
@@ -162,25 +160,20 @@ def test_resuming_goes_on_where_the_run_ended(
     assert (restart.step, restart.devices) == (12, n_devices(run))
 
 
-@pytest.mark.usefixtures("warm")
-def test_a_new_run_never_overwrites_an_old_one(
-    home: Path, run: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_new_run_never_overwrites_an_old_one(home: Path, run: Path) -> None:
     old = (run / "log.jsonl").read_bytes()
-    short = ("--set", "train.steps=2", "--devices", "1")
-    done = within(home, monkeypatch, "train", "spec.toml", *short)
-    assert done.code == 0, done.err
-    assert "is kept as" in done.err
+    done = polyreme(home, "train", "spec.toml", "--set", "train.steps=2", "--devices", "1")
+    assert done.returncode == 0, done.stderr
+    assert "is kept as" in done.stderr
     kept = [path for path in run.parent.iterdir() if path != run]
     assert [(path / "log.jsonl").read_bytes() for path in kept] == [old]
 
 
-def test_one_page_compares_runs(home: Path, run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_page_compares_runs(home: Path, run: Path) -> None:
     kept = [path for path in run.parent.iterdir() if path != run]
-    both = (str(run), *map(str, kept), "--out", "both.html")
-    done = within(home, monkeypatch, "report", *both, "--json")
-    assert done.code == 0, done.err
-    assert len(json.loads(done.out)["runs"]) == 1 + len(kept)
+    done = polyreme(home, "report", str(run), *map(str, kept), "--out", "both.html", "--json")
+    assert done.returncode == 0, done.stderr
+    assert len(json.loads(done.stdout)["runs"]) == 1 + len(kept)
     assert (home / "both.html").stat().st_size > 0
 
 
@@ -197,40 +190,35 @@ def printed(home: Path) -> dict[str, Any]:
 
 
 @TWO
-@pytest.mark.usefixtures("warm")
-def test_a_given_plan_is_the_plan_that_runs(
-    home: Path, printed: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_given_plan_is_the_plan_that_runs(home: Path, printed: dict[str, Any]) -> None:
     assert printed["top"][0]["plan"]["layer_plans"] == printed["layer_plans"]
     assert {"solver", "objective_s", "bound_s", "proved", "candidates", "rejected"} <= set(
         printed["search"]
     )
-    plan = ("--plan", "plan.json", "--out", "sharded")
-    done = within(home, monkeypatch, "train", "spec.toml", *plan)
-    assert done.code == 0, done.err
+    done = polyreme(home, "train", "spec.toml", "--plan", "plan.json", "--out", "sharded")
+    assert done.returncode == 0, done.stderr
     ran = plans.load(home / "sharded" / "plan.json")
     assert {layer.level for layer in ran.layer_plans.values()} == {"params"}
 
 
 @TWO
-@pytest.mark.usefixtures("warm")
-def test_a_plan_is_priced_as_it_was_when_found(
-    home: Path, printed: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    again = within(home, monkeypatch, "plan", "spec.toml", "--price", "plan.json", "--json")
-    assert again.code == 0, again.err
-    found = json.loads(again.out)
+def test_a_plan_is_priced_as_it_was_when_found(home: Path, printed: dict[str, Any]) -> None:
+    again = polyreme(home, "plan", "spec.toml", "--price", "plan.json", "--json")
+    assert again.returncode == 0, again.stderr
+    found = json.loads(again.stdout)
     assert found["layer_plans"] == printed["layer_plans"]
     assert found["estimate"]["memory"] == printed["estimate"]["memory"]
 
 
-@pytest.mark.usefixtures("printed", "warm")
+@pytest.mark.usefixtures("printed")
 @TWO
-def test_a_stale_plan_is_refused(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    changed = ("--plan", "plan.json", "--set", "train.global_batch=32", "--out", "stale")
-    done = within(home, monkeypatch, "train", "spec.toml", *changed, "--json")
-    assert done.code == 2
-    assert "made for another" in json.loads(done.out)["errors"][0]["rule"]
+def test_a_stale_plan_is_refused(home: Path) -> None:
+    done = polyreme(
+        home, "train", "spec.toml", "--plan", "plan.json", "--set", "train.global_batch=32",
+        "--json", "--out", "stale",
+    )  # fmt: skip
+    assert done.returncode == 2
+    assert "made for another" in json.loads(done.stdout)["errors"][0]["rule"]
 
 
 @pytest.mark.parametrize(

@@ -47,7 +47,8 @@ def test_the_example_is_played_as_its_closed_form_says():
     assert max(played.peak(rank) for rank in range(4)) == 6
 
 
-def test_the_example_is_accepted_and_trains(pool):
+def test_the_example_is_accepted_and_trains(pool, monkeypatch):
+    monkeypatch.setitem(ORDERS, "last-first", _example())
     assert check_alone(_planned(CASE.job()), None) == []
     verdict = pool(2).run(beside, CASE, _ask_for_it)[0]
     assert verdict.first is None

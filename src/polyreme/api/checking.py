@@ -80,6 +80,9 @@ def violations(
         )
     if given is not None:
         found.add(_of_plan(given, problem, cluster))
+    elif problem is not None and not found.violations and workers is None:
+        assert spec is not None
+        found.of(lambda: _offered(spec, problem))
     return tuple(found.violations)
 
 
@@ -180,6 +183,18 @@ def _ordered(problem: Problem, plan: Plan | None, workers: int | None) -> None:
     if spec.data.partition is not None:
         n_workers = degrees.replica if degrees is not None else workers or 1
     arranged(spec, source, n_workers=n_workers)
+
+
+def _offered(spec: specs.Spec, problem: Problem) -> None:
+    """There must be a plan to choose."""
+    from ..planner.refusals import unsliced
+    from ..planner.space import offer
+    from .problem import with_workers
+
+    parallel = with_workers(spec, problem.cluster.n_devices).parallel
+    if refused := [*unsliced(problem.graph, parallel)]:
+        raise ConfigError(refused)
+    offer(problem.graph, problem.cluster, problem.workload, parallel)
 
 
 def _of_plan(plan: Plan, problem: Problem | None, cluster: Cluster | None) -> list[Violation]:

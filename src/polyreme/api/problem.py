@@ -65,7 +65,7 @@ def pose(
 
 def posed(spec: Spec, there: Cluster, accelerator: Accelerator | None) -> Problem:
     """The problem of a spec that is known to be right. Raises ConfigError for model and data."""
-    spec = _whole(matched(spec), there.n_devices)
+    spec = with_workers(matched(spec), there.n_devices)
     return Problem(
         spec=spec,
         graph=spec.model.graph(_sample(spec)),
@@ -82,7 +82,7 @@ def posed(spec: Spec, there: Cluster, accelerator: Accelerator | None) -> Proble
     )
 
 
-def _whole(spec: Spec, n_devices: int) -> Spec:
+def with_workers(spec: Spec, n_devices: int) -> Spec:
     """An algorithm's workers are replicas, as many as there are devices for."""
     if spec.data_parallel.is_plain or spec.parallel.plan is not None:
         return spec

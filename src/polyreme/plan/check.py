@@ -6,13 +6,14 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from ..cluster.types import Cluster
-from ..errors import Violation
+from ..errors import Violation, literal, nearest_first
 from ..graph.layer import LayerGraph
 from .check_order import order_violations
 from .check_played import slice_violations, version_violations
 from .check_split import distinct, same_orders, split_violations, tensor_violations
 from .grid import even_degrees
 from .ir import BUCKET_BYTES, Plan, Workload, devices, hash_inputs, stale_inputs
+from .order import ORDERS
 
 
 def check(
@@ -41,10 +42,16 @@ def check_alone(plan: Plan, cluster: Cluster | None) -> list[Violation]:
     batch = list(_batch(plan))
     found = [*placed, *batch, *split_violations(plan)]
     if not placed and not batch:
-        found += [*order_violations(plan), *same_orders(plan)]
+        found += [*_order_name(plan), *order_violations(plan), *same_orders(plan)]
     if not placed and cluster is not None:
         found += _memory(plan, cluster)
     return found
+
+
+def _order_name(plan: Plan) -> Iterator[Violation]:
+    if plan.order_name and plan.order_name not in ORDERS:
+        legal = ", ".join(map(literal, nearest_first(plan.order_name, list(ORDERS))))
+        yield _wrong("order_name", plan.order_name, "is no order", legal)
 
 
 def _differing(

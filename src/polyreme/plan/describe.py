@@ -18,10 +18,21 @@ def describe(plan: Plan) -> str:
         how = next(iter(counts))
     else:
         how = "; ".join(f"{count} layers: {text}" for text, count in counts.most_common())
+    passes = _count(plan.microbatches, "microbatch", "es")
+    return f"{_stages(plan) if several else ''}{how}, {passes}"
+
+
+def _stages(plan: Plan) -> str:
+    """``4 stages on 2 ranks (zb-v), ``; of an order that cuts tokens, into how many slices."""
+    n_ranks = len({each for stage in plan.stages for each in stage.placements})
+    ranks = f" on {n_ranks} ranks" if n_ranks != len(plan.stages) else ""
     order = f" ({plan.order_name})" if plan.order_name else ""
-    stages = f"{len(plan.stages)} stages{order}, " if several else ""
-    passes = "microbatch" if plan.microbatches == 1 else "microbatches"
-    return f"{stages}{how}, {plan.microbatches} {passes}"
+    slices = f", {_count(len(plan.token_slices), 'slice')} of tokens" if plan.token_slices else ""
+    return f"{len(plan.stages)} stages{ranks}{order}{slices}, "
+
+
+def _count(n: int, what: str, plural: str = "s") -> str:
+    return f"{n} {what}" + (plural if n != 1 else "")
 
 
 def _describe_layer(layer_plan: LayerPlan, several: bool) -> str:

@@ -115,8 +115,12 @@ class Parallel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         elif self.stages is not None and self.pp is not None:
             n_stages = self.pp * self.pipeline.chunks
             if len(self.stages) != n_stages:
-                rule = f"is for {len(self.stages)} stages, and there are {n_stages}"
-                legal = f"{literal([1] * n_stages)} (or any {n_stages} integers >= 1)"
+                given = len(self.stages)
+                rule = f"is for {given} stage{'s' * (given > 1)}, and there are {n_stages}"
+                if self.pipeline.chunks > 1:
+                    rule += f' ({self.pipeline.chunks} a rank in order "{self.pipeline.name}")'
+                legal = f"{literal([1] * n_stages)} (or any {n_stages} integers >= 1 that add up"
+                legal += " to the model's layers)"
                 yield _refused("stages", self.stages, rule, legal)
 
 

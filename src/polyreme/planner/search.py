@@ -9,7 +9,7 @@ import msgspec
 from ..cluster.types import Cluster
 from ..errors import ConfigError, Infeasible
 from ..graph.layer import LayerGraph
-from ..plan.check_played import slice_violations, version_violations
+from ..plan.check_played import version_violations
 from ..plan.ir import Estimate, Plan, Rejected, Search, Workload, hash_inputs
 from ..plan.options import Parallel
 from ..profile.fit import Fit
@@ -19,6 +19,7 @@ from .cost.data import DataCost, StepTime
 from .cost.memory import Memory
 from .cost.pipeline import StepCost
 from .draft import Draft, describe_draft, read_draft
+from .refusals import unsliced
 from .room import Fitting
 from .solve import Candidate, Solution
 from .solve.grid import grid
@@ -47,6 +48,8 @@ def search(
         Infeasible: no plan fits the memory; says what is missing and what would help.
     """
     start_s = time.monotonic()
+    if refused := [*unsliced(graph, parallel)]:
+        raise ConfigError(refused)
     fit = Fit(profile)
     kinds = {layer.kind for layer in graph.layers}
     seconds = {kind: fit.forward_s(kind, 1) + fit.backward_s(kind, 1) for kind in kinds}
@@ -74,8 +77,7 @@ def search(
         )
         for candidate in kept
     ]
-    refused = [*slice_violations(plans[0], graph), *version_violations(plans[0], graph)]
-    if refused:
+    if refused := [*version_violations(plans[0], graph)]:
         raise ConfigError(refused)
     record = Search(
         solver="grid",
@@ -140,7 +142,14 @@ def _reason(candidate: Candidate, best_s: float) -> str:
     if f"{step_s:.12g}" == f"{best_s:.12g}":
         return f"as fast ({show_seconds(step_s)}), but less simple"
     share = step_s / best_s - 1
-    return f"slower: {show_seconds(step_s)} against {show_seconds(best_s)} (+{100 * share:.2g} %)"
+    return (
+        f"slower: {show_seconds(step_s)} against {show_seconds(best_s)} (+{_digits(100 * share)} %)"
+    )
+
+
+def _digits(value: float) -> str:
+    """Two of them, without an exponent."""
+    return f"{float(f'{value:.2g}'):.10g}"
 
 
 def _infeasible(best: Candidate, problem: Problem, fitting: Fitting) -> Infeasible:

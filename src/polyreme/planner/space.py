@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping
 from itertools import accumulate, pairwise
 
 import msgspec
 
 from ..cluster.types import Cluster
-from ..errors import ConfigError, Violation
+from ..errors import ConfigError
 from ..graph.layer import LayerGraph
-from ..plan.degrees import refused_sp, refused_tp
 from ..plan.grid import even_split
 from ..plan.ir import (
-    AXES,
     BUCKET_BYTES,
     LayerPlan,
     Level,
@@ -27,6 +24,7 @@ from ..plan.options import Parallel
 from ..plan.order import ORDERS
 from ..plan.order.kind import Ranks, with_updates
 from .draft import Draft, Strategy
+from .refusals import impossible, inside, microbatch_counts, nothing_left, samples_of
 from .stages import balanced
 
 SHARDED_LEVELS: tuple[Level, ...] = ("optimizer", "grads", "params")
@@ -59,22 +57,9 @@ class Space(msgspec.Struct, frozen=True, kw_only=True):
         return tuple(self.layers[start:end] for start, end in pairwise(ends))
 
     def microbatches(self, n_ranks: int) -> tuple[int, ...]:
-        """Numbers of microbatches for so many data ranks, fewest first.
-
-        Their largest size is the fixed one, or a power of two at most, or all samples of a rank.
-        Each rank must have a sample for each.
-        """
-        fewest, left = divmod(self.workload.global_batch, n_ranks)
-        samples = fewest + (1 if left else 0)
-        if self.microbatch is not None:
-            count = math.ceil(samples / self.microbatch)
-            met = math.ceil(samples / count) == self.microbatch and count <= fewest
-            return (count,) if met else ()
-        sizes = [samples]
-        if not self.normed:
-            sizes += [2**power for power in range(samples.bit_length())]
-        counts = {math.ceil(samples / size) for size in sizes if size <= samples}
-        return tuple(sorted(count for count in counts if count <= fewest))
+        """Numbers of microbatches for so many data ranks, fewest first."""
+        samples = samples_of(self.workload.global_batch, n_ranks)
+        return microbatch_counts(samples, self.microbatch, whole=bool(self.normed))
 
     def drafts(self) -> Iterator[Draft]:
         """Drafts in which all layers run alike, the simplest first."""
@@ -162,9 +147,7 @@ def offer(
     Raises:
         ConfigError: a fix is impossible here, or together they leave nothing.
     """
-    violations = [*_unsupported(parallel), *_order(parallel)]
-    violations += _impossible(graph, cluster, workload, parallel)
-    if violations:
+    if violations := impossible(graph, cluster, workload, parallel):
         raise ConfigError(violations)
     space = Space(
         layers=tuple(layer.name for layer in graph.layers),
@@ -179,7 +162,8 @@ def offer(
         sizes=_stage_sizes(graph, parallel, seconds),
     )
     if next(space.drafts(), None) is None:
-        raise ConfigError([_nothing_left(cluster, workload, parallel)])
+        counts = _device_counts(cluster, workload, parallel, all_devices)
+        raise ConfigError([nothing_left(cluster, workload, parallel, tuple(counts))])
     return space
 
 
@@ -246,7 +230,7 @@ def _levels(shard: int, parallel: Parallel) -> tuple[Level, ...]:
 def _device_counts(
     cluster: Cluster, workload: Workload, parallel: Parallel, all_devices: bool
 ) -> list[int]:
-    n_devices = cluster.n_devices // _inside(parallel)
+    n_devices = cluster.n_devices // inside(parallel)
     most = min(n_devices, workload.global_batch)
     if parallel.replica is not None and parallel.shard is not None:
         return [parallel.replica * parallel.shard]
@@ -257,94 +241,3 @@ def _device_counts(
         return list(range(1, most + 1))
     counts = {count for count in range(1, most + 1) if n_devices % count == 0}
     return sorted({*counts, most, *range(step, most + 1, step)} if step > 1 else {*counts, most})
-
-
-def _inside(parallel: Parallel) -> int:
-    """Devices that one share of the batch takes."""
-    return (parallel.tp or 1) * (parallel.pp or 1)
-
-
-def _unsupported(parallel: Parallel) -> Iterator[Violation]:
-    for axis, _, runs in AXES:
-        degree = None if runs else getattr(parallel, axis)
-        if degree is not None and degree > 1:
-            yield _wrong(axis, degree, "is not executable yet", "1, or unset")
-
-
-def _order(parallel: Parallel) -> Iterator[Violation]:
-    """What is wrong with the order that was asked for."""
-    yield from (fault for fault in parallel.check() if fault.path == "parallel.order")
-
-
-def _impossible(
-    graph: LayerGraph, cluster: Cluster, workload: Workload, parallel: Parallel
-) -> Iterator[Violation]:
-    inside, batch = _inside(parallel), workload.global_batch
-    if inside > cluster.n_devices:
-        axis = "pp" if (parallel.pp or 1) > 1 else "tp"
-        rule = f"exceeds the {cluster.n_devices} devices of {cluster.name}"
-        if (parallel.pp or 1) > 1 and (parallel.tp or 1) > 1:
-            rule = f"times tp {parallel.tp} {rule}"
-        legal = f"1 to {cluster.n_devices // (inside // (getattr(parallel, axis) or 1))}"
-        yield _wrong(axis, getattr(parallel, axis), rule, legal)
-        return
-    n_devices = cluster.n_devices // inside
-    yield from _uncuttable(graph, parallel)
-    for axis in ("replica", "shard"):
-        degree = getattr(parallel, axis)
-        if degree is not None and degree > n_devices:
-            rule = f"exceeds the {n_devices} devices of {cluster.name}"
-            yield _wrong(axis, degree, rule, f"1 to {n_devices}")
-    replica, shard = parallel.replica or 1, parallel.shard or 1
-    if max(replica, shard) <= n_devices < replica * shard:
-        rule = f"times replica {replica} exceeds the {n_devices} devices of {cluster.name}"
-        yield _wrong("shard", shard, rule, f"1 to {n_devices // replica}")
-    elif batch < replica * shard <= n_devices:
-        rule = f"leaves a device without a sample: train.global_batch is {batch}"
-        axis = "replica" if replica > 1 else "shard"
-        yield _wrong(axis, getattr(parallel, axis), rule, f"replica x shard at most {batch}")
-    for layer in graph.layers:
-        limit = layer.splits.get("shard", shard)
-        if shard > limit:
-            rule = f'exceeds what layer "{layer.name}" allows'
-            yield _wrong("shard", shard, rule, f"1 to {limit}")
-            break
-
-
-def _uncuttable(graph: LayerGraph, parallel: Parallel) -> Iterator[Violation]:
-    """Degrees that the model's layers do not allow."""
-    tp, pp = parallel.tp or 1, parallel.pp or 1
-    if tp > 1:
-        refused = refused_tp(graph, tp)
-        if refused is not None:
-            yield _wrong("tp", tp, refused.rule, refused.legal)
-        elif parallel.sp and (no_tokens := refused_sp(graph, tp)) is not None:
-            yield _wrong("sp", True, no_tokens.rule, no_tokens.legal)
-    n_layers, n_stages = len(graph.layers), pp * parallel.pipeline.chunks
-    if pp > 1 and n_stages > n_layers:
-        rule = f"makes {n_stages} stages, and the model has {n_layers} layers"
-        yield _wrong("pp", pp, rule, f"1 to {n_layers // parallel.pipeline.chunks}")
-    elif pp > 1 and parallel.stages is not None and sum(parallel.stages) != n_layers:
-        rule = f"has {sum(parallel.stages)} layers, and the model has {n_layers}"
-        example = list(balanced([1.0] * n_layers, len(parallel.stages)))
-        legal = f"{example} (or any {len(example)} that add up to {n_layers})"
-        yield _wrong("stages", list(parallel.stages), rule, legal)
-
-
-def _nothing_left(cluster: Cluster, workload: Workload, parallel: Parallel) -> Violation:
-    if parallel.level not in (None, "none"):
-        n_devices = min(cluster.n_devices, workload.global_batch)
-        if parallel.shard == 1 or parallel.replica == n_devices or n_devices == 1:
-            rule = "needs shard 2 or more, and nothing is left to shard over"
-            return _wrong("level", parallel.level, rule, '"none"')
-    if parallel.microbatch is not None:
-        rule = (
-            f"does not divide global batch {workload.global_batch} over "
-            f"{cluster.n_devices} devices so that each has a sample in every microbatch"
-        )
-        return _wrong("microbatch", parallel.microbatch, rule, "a smaller one, or unset")
-    return _wrong("replica", parallel.replica, "leaves no plan", "unset one of the fixed degrees")
-
-
-def _wrong(field: str, value: object, rule: str, legal: str) -> Violation:
-    return Violation(path=f"parallel.{field}", value=value, rule=rule, legal=legal)

@@ -17,7 +17,7 @@ def beside(run: Run) -> str:
     share = hidden_s / (blocked_s + hidden_s)
     text = (
         f"Behind computation: {percent(share)} of communication, {seconds(hidden_s / n_steps)} of "
-        f"{seconds((blocked_s + hidden_s) / n_steps)} a step."
+        f"{seconds((blocked_s + hidden_s) / n_steps)} a step on average."
     )
     found = "" if run.plan is None or algorithm(run) else switches(run.plan)
     return f"{text} {found}" if found else text

@@ -156,6 +156,12 @@ def _versions(spec: Spec) -> Iterator[Violation]:
         yield Violation(
             path="train.clip_norm", value=spec.train.clip_norm, rule=rule, legal="leave it out"
         )
+    if parallel.decouple:
+        rule = f'gathers after a step, and order "{parallel.order}" updates within it'
+        yield Violation(path="parallel.decouple", value=True, rule=rule, legal="false")
+    if parallel.level not in (None, "none"):
+        rule = f'shards weights, and order "{parallel.order}" keeps versions of them'
+        yield Violation(path="parallel.level", value=parallel.level, rule=rule, legal='"none"')
     if not spec.data_parallel.is_plain:
         rule = f'waits for the gradient of a step, and order "{parallel.order}" updates within it'
         legal = "every step, mean, dense (or another parallel.order)"
@@ -191,9 +197,10 @@ def _devices(spec: Spec, n_devices: int | None) -> Iterator[Violation]:
         legal = str(rest)
     else:
         legal = ", ".join(str(each) for each in range(1, rest + 1) if rest % each == 0)
+    makes = "" if len(degrees) == 1 else f"makes {shown} = {product}, which "
     yield Violation(
         path=f"parallel.{axis}",
         value=degrees[axis],
-        rule=f"makes {shown} = {product}, which {verb} the number of devices, {n_devices}",
+        rule=f"{makes}{verb} the number of devices, {n_devices}",
         legal=legal,
     )

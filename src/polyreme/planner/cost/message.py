@@ -23,5 +23,17 @@ class Message(msgspec.Struct, frozen=True, kw_only=True):
     n_ranks: int
     n_bytes: int
 
+    @property
+    def sent_bytes(self) -> int:
+        """What each device sends in a ring; an all-reduce goes round twice.
+
+        >>> Message(operation="all_reduce", over="data", n_ranks=4, n_bytes=8).sent_bytes
+        12
+        """
+        if self.operation == "send":
+            return self.n_bytes
+        rounds = 2 if self.operation == "all_reduce" else 1
+        return rounds * self.n_bytes * (self.n_ranks - 1) // self.n_ranks
+
 
 Messages = Counter[Message]

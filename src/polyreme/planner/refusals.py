@@ -1,0 +1,182 @@
+"""Why a planner is given nothing to choose from: fixes that are impossible, alone or together."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+
+from ..cluster.types import Cluster
+from ..errors import Violation
+from ..graph.layer import LayerGraph
+from ..plan.degrees import refused_sp, refused_tp
+from ..plan.ir import AXES, Workload
+from ..plan.options import Parallel
+from .stages import balanced
+
+
+def impossible(
+    graph: LayerGraph, cluster: Cluster, workload: Workload, parallel: Parallel
+) -> list[Violation]:
+    """Every fix that cannot be met here, whatever else is chosen."""
+    return [
+        *_unsupported(parallel),
+        *_order(parallel),
+        *_impossible(graph, cluster, workload, parallel),
+    ]
+
+
+def inside(parallel: Parallel) -> int:
+    """Devices that one share of the batch takes."""
+    return (parallel.tp or 1) * (parallel.pp or 1)
+
+
+def microbatch_counts(
+    samples: tuple[int, int], microbatch: int | None, *, whole: bool = False
+) -> tuple[int, ...]:
+    """Numbers of microbatches of a data rank, fewest first; (fewest, most) samples are its.
+
+    Their largest size is the fixed one, or a power of two at most, or all samples (with `whole`
+    only that). Each rank must have a sample for each.
+    """
+    fewest, most = samples
+    if microbatch is not None:
+        count = math.ceil(most / microbatch)
+        met = math.ceil(most / count) == microbatch and count <= fewest
+        return (count,) if met else ()
+    sizes = [most] if whole else [most, *(2**power for power in range(most.bit_length()))]
+    counts = {math.ceil(most / size) for size in sizes if size <= most}
+    return tuple(sorted(count for count in counts if count <= fewest))
+
+
+def samples_of(batch: int, n_ranks: int) -> tuple[int, int]:
+    """The fewest and the most samples that one of so many data ranks has."""
+    return batch // n_ranks, math.ceil(batch / n_ranks)
+
+
+def _unsupported(parallel: Parallel) -> Iterator[Violation]:
+    for axis, _, runs in AXES:
+        degree = None if runs else getattr(parallel, axis)
+        if degree is not None and degree > 1:
+            yield _wrong(axis, degree, "is not executable yet", "1, or unset")
+
+
+def _order(parallel: Parallel) -> Iterator[Violation]:
+    """What is wrong with the order that was asked for."""
+    yield from (fault for fault in parallel.check() if fault.path == "parallel.order")
+
+
+def unsliced(graph: LayerGraph, parallel: Parallel) -> Iterator[Violation]:
+    """What an order of slices of tokens asks of the model and its layers."""
+    if (parallel.pp or 1) == 1 or parallel.pipeline.slices == 1:
+        return
+    if not graph.sliced:
+        rule = "needs slices of tokens, and the model's layers do not work on tokens behind others"
+        legal = "an order over whole samples, or a causal language model"
+        yield _wrong("order", parallel.order, rule, legal)
+    if parallel.recompute == "all":
+        yield _wrong("recompute", "all", "does not go with slices of tokens", '"none"')
+    if parallel.sp:
+        yield _wrong("sp", True, "does not go with slices of tokens", "false")
+
+
+def _impossible(
+    graph: LayerGraph, cluster: Cluster, workload: Workload, parallel: Parallel
+) -> Iterator[Violation]:
+    within, batch = inside(parallel), workload.global_batch
+    if within > cluster.n_devices:
+        axis = "pp" if (parallel.pp or 1) > 1 else "tp"
+        rule = f"exceeds the {cluster.n_devices} devices of {cluster.name}"
+        if (parallel.pp or 1) > 1 and (parallel.tp or 1) > 1:
+            rule = f"times tp {parallel.tp} {rule}"
+        legal = f"1 to {cluster.n_devices // (within // (getattr(parallel, axis) or 1))}"
+        yield _wrong(axis, getattr(parallel, axis), rule, legal)
+        return
+    n_devices = cluster.n_devices // within
+    yield from _uncuttable(graph, parallel)
+    for axis in ("replica", "shard"):
+        degree = getattr(parallel, axis)
+        if degree is not None and degree > n_devices:
+            rule = f"exceeds the {n_devices} devices of {cluster.name}"
+            yield _wrong(axis, degree, rule, f"1 to {n_devices}")
+    replica, shard = parallel.replica or 1, parallel.shard or 1
+    if max(replica, shard) <= n_devices < replica * shard:
+        rule = f"times replica {replica} exceeds the {n_devices} devices of {cluster.name}"
+        yield _wrong("shard", shard, rule, f"1 to {n_devices // replica}")
+    elif batch < replica * shard <= n_devices:
+        rule = f"leaves a device without a sample: train.global_batch is {batch}"
+        axis = "replica" if replica > 1 else "shard"
+        yield _wrong(axis, getattr(parallel, axis), rule, f"replica x shard at most {batch}")
+    for layer in graph.layers:
+        limit = layer.splits.get("shard", shard)
+        if shard > limit:
+            rule = f'exceeds what layer "{layer.name}" allows'
+            yield _wrong("shard", shard, rule, f"1 to {limit}")
+            break
+
+
+def _uncuttable(graph: LayerGraph, parallel: Parallel) -> Iterator[Violation]:
+    """Degrees that the model's layers do not allow."""
+    tp, pp = parallel.tp or 1, parallel.pp or 1
+    if tp > 1:
+        refused = refused_tp(graph, tp)
+        if refused is not None:
+            yield _wrong("tp", tp, refused.rule, refused.legal)
+        elif parallel.sp and (no_tokens := refused_sp(graph, tp)) is not None:
+            yield _wrong("sp", True, no_tokens.rule, no_tokens.legal)
+    n_layers, n_stages = len(graph.layers), pp * parallel.pipeline.chunks
+    if pp > 1 and n_stages > n_layers:
+        rule = f"makes {n_stages} stages, and the model has {n_layers} layers"
+        yield _wrong("pp", pp, rule, f"1 to {n_layers // parallel.pipeline.chunks}")
+    elif pp > 1 and parallel.stages is not None and sum(parallel.stages) != n_layers:
+        rule = f"has {sum(parallel.stages)} layers, and the model has {n_layers}"
+        example = list(balanced([1.0] * n_layers, len(parallel.stages)))
+        legal = f"{example} (or any {len(example)} that add up to {n_layers})"
+        yield _wrong("stages", list(parallel.stages), rule, legal)
+
+
+def nothing_left(
+    cluster: Cluster, workload: Workload, parallel: Parallel, counts: tuple[int, ...]
+) -> Violation:
+    """Why fixes that are possible alone leave nothing together, on any of these data ranks."""
+    n_devices = min(cluster.n_devices // inside(parallel), workload.global_batch)
+    if parallel.level not in (None, "none") and (
+        parallel.shard == 1 or parallel.replica == n_devices or n_devices == 1
+    ):
+        rule = "needs shard 2 or more, and nothing is left to shard over"
+        return _wrong("level", parallel.level, rule, '"none"')
+    pp, order, batch = parallel.pp or 1, parallel.pipeline, workload.global_batch
+    if pp > 1 and (why := order.refused(pp, 2 * pp)):
+        others = [n for n in range(2, cluster.n_devices + 1) if not order.refused(n, 2 * n)]
+        dividing = [n for n in others if cluster.n_devices % (inside(parallel) // pp * n) == 0]
+        legal = _nearest(dividing or others, pp) or "another parallel.order"
+        return _wrong("pp", pp, f'is not for order "{order.name}": {why}', legal)
+
+    def tried(microbatch: int | None) -> list[str | None]:
+        """What the order says to each number of microbatches that there may be."""
+        return [
+            order.refused(pp, n) if pp > 1 else None
+            for ranks in counts
+            for n in microbatch_counts(samples_of(batch, ranks), microbatch)
+        ]
+
+    most = max(samples_of(batch, ranks)[1] for ranks in counts)
+    sizes = [size for size in range(1, most + 1) if None in tried(size)]
+    legal = _nearest(sizes, parallel.microbatch or 1) or "unset it, or another parallel.order"
+    found = tried(parallel.microbatch)
+    if found and None not in found:
+        rule = f'is not for order "{order.name}": {found[0]}'
+    elif parallel.microbatch is not None and not found:
+        rule = f"is the largest of no number of microbatches: a data rank has {most} samples"
+    else:
+        legal = "unset one of the fixed degrees"
+        return _wrong("replica", parallel.replica, "leaves no plan", legal)
+    return _wrong("microbatch", parallel.microbatch, rule, legal)
+
+
+def _nearest(values: Sequence[int], to: int) -> str:
+    """The eight that are nearest."""
+    return ", ".join(map(str, sorted(sorted(values, key=lambda value: abs(value - to))[:8])))
+
+
+def _wrong(field: str, value: object, rule: str, legal: str) -> Violation:
+    return Violation(path=f"parallel.{field}", value=value, rule=rule, legal=legal)
