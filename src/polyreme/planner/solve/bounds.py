@@ -145,4 +145,5 @@ def _on_simplex(values: Array, total: float) -> Array:
     """The nearest point with entries of at least 0 that add up to `total`."""
     ordered = np.sort(values)[::-1]
     excess = (np.cumsum(ordered) - total) / np.arange(1, len(values) + 1)
-    return np.maximum(values - excess[np.nonzero(ordered > excess)[0][-1]], 0.0)
+    found: Array = np.maximum(values - excess[np.nonzero(ordered > excess)[0][-1]], 0.0)
+    return found

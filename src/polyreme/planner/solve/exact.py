@@ -37,7 +37,7 @@ def exact(instance: Instance, *, below: float = np.inf, deadline_s: float = 60.0
         raise ValueError("only one tensor may pass layers by")
     (side,) = instance.sides
     best = Assignment(proved=True, bound_s=below)
-    offered = np.isfinite(instance.time[:, side.source]).any(0).nonzero()[0]
+    offered = np.flatnonzero(np.isfinite(instance.time[:, side.source]).any(axis=0))
     for strategy in offered:
         fixed = instance.with_side_fixed(side, int(strategy))
         found = _chain(fixed, min(below, best.objective_s), end_s)

@@ -55,17 +55,17 @@ class Instance:
     @property
     def n_stages(self) -> int:
         """S."""
-        return self.time.shape[0]
+        return int(self.time.shape[0])
 
     @property
     def n_layers(self) -> int:
         """L."""
-        return self.time.shape[1]
+        return int(self.time.shape[1])
 
     @property
     def n_strategies(self) -> int:
         """K."""
-        return self.time.shape[2]
+        return int(self.time.shape[2])
 
     def stage_times(
         self, stages: Sequence[int], strategies: Sequence[int]

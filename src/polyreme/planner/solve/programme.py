@@ -113,7 +113,7 @@ def _cp_sat(programme: Programme, seconds: float) -> tuple[Array | None, float, 
     unit = _TIME_UNITS / max(abs(value) for value in programme.cost.values())
     most = int(2 * unit * sum(abs(value) for value in programme.cost.values())) + 1
     x = [
-        model.NewIntVar(0, most, "longest") if at == programme.longest else model.NewBoolVar("")
+        model.new_int_var(0, most, "longest") if at == programme.longest else model.new_bool_var("")
         for at in range(programme.n)
     ]
     for terms, low, high in zip(programme.rows, programme.low, programme.high, strict=True):
@@ -128,10 +128,10 @@ def _cp_sat(programme: Programme, seconds: float) -> tuple[Array | None, float, 
         }
         row = sum(value * x[at] for at, value in whole.items())
         if np.isfinite(low):
-            model.Add(row >= int(low))
+            model.add(row >= int(low))
         if np.isfinite(high):
-            model.Add(row <= math.floor(high * scale))
-    model.Minimize(
+            model.add(row <= math.floor(high * scale))
+    model.minimize(
         sum(
             round(value * (_FACTOR if at == programme.longest else unit * _FACTOR)) * x[at]
             for at, value in programme.cost.items()
@@ -140,13 +140,13 @@ def _cp_sat(programme: Programme, seconds: float) -> tuple[Array | None, float, 
     solver = cp_model.CpSolver()
     solver.parameters.max_time_in_seconds = seconds
     solver.parameters.num_workers = 2
-    status = solver.Solve(model)
+    status = solver.solve(model)
     if status == cp_model.INFEASIBLE:
         return None, np.inf, True
     if status not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
         return None, 0.0, False
-    values = np.array([float(solver.Value(each)) for each in x])
-    return values, solver.BestObjectiveBound() / unit / _FACTOR, status == cp_model.OPTIMAL
+    values = np.array([float(solver.value(each)) for each in x])
+    return values, solver.best_objective_bound / unit / _FACTOR, status == cp_model.OPTIMAL
 
 
 SOLVERS: Mapping[str, Solve] = {"highs": _highs, "scip": _scip, "cp-sat": _cp_sat}

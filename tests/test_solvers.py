@@ -1,0 +1,78 @@
+"""Solvers of assignments: the optimum, by brute force and by each other."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+
+from polyreme.planner.solve.exact import exact
+from polyreme.planner.solve.instance import Instance, Side
+from polyreme.planner.solve.miqp import miqp
+from polyreme.planner.solve.programme import SOLVERS
+
+
+def _drawn(seed, n_layers, n_strategies, n_stages):
+    """Unequal layers, memory that depends on the stage, tight or loose; a tensor passes some by."""
+    rng = np.random.default_rng(seed)
+    pairs = (max(n_layers - 1, 0), n_strategies, n_strategies)
+    time = np.repeat(rng.uniform(1, 3, (1, n_layers, n_strategies)), n_stages, 0)
+    later = 1 + 0.2 * np.arange(n_stages)[::-1, None, None]
+    memory = rng.uniform(1, 3, (1, n_layers, n_strategies)) * later
+    least, most = memory.min(2).sum(1) / n_stages, memory.max(2).sum(1) / n_stages
+    sides = ()
+    if seed % 3 == 0 and n_layers > 3:
+        source = int(rng.integers(0, n_layers - 2))
+        reads = {
+            target: rng.uniform(0, 0.4, (n_strategies, n_strategies))
+            for target in range(source + 2, n_layers)
+        }
+        sides = (Side(source=source, reads=reads, border=rng.uniform(0, 0.6, n_strategies)),)
+    return Instance(
+        time=time,
+        memory=memory,
+        capacity=least * 1.2 + (1.3 * most - least) * rng.uniform(),
+        inside=rng.uniform(0, 0.5, pairs),
+        between=rng.uniform(0, 1.5, pairs),
+        sides=sides,
+        beta=float(rng.integers(0, 8)),
+    )
+
+
+def _sizes(seed, most_layers):
+    rng = np.random.default_rng(10_000 + seed)
+    n_layers = int(rng.integers(1, most_layers + 1))
+    return n_layers, int(rng.integers(1, 4)), int(rng.integers(1, min(n_layers, 4) + 1))
+
+
+def _brute_force_s(instance):
+    best = np.inf
+    layers = range(instance.n_layers)
+    for cuts in itertools.combinations(layers[1:], instance.n_stages - 1):
+        stages = tuple(np.searchsorted(cuts, layers, side="right"))
+        for strategies in itertools.product(range(instance.n_strategies), repeat=len(layers)):
+            best = min(best, instance.objective_s(stages, strategies))
+    return best
+
+
+@pytest.mark.parametrize("seed", range(200))
+@pytest.mark.slice(40)
+def test_exact_finds_what_brute_force_finds(seed):
+    instance = _drawn(seed, *_sizes(seed, 6))
+    found, expected = exact(instance), _brute_force_s(instance)
+    assert found.proved
+    assert found.objective_s == pytest.approx(expected, rel=1e-6)
+    if found.stages:
+        again = instance.objective_s(found.stages, found.strategies)
+        assert again == pytest.approx(found.objective_s, rel=1e-9)
+
+
+@pytest.mark.parametrize("seed", range(60))
+@pytest.mark.parametrize("name", SOLVERS)
+@pytest.mark.slice(8)
+def test_the_programme_as_written_comes_to_the_same(seed, name):
+    instance = _drawn(seed, *_sizes(seed, 8))
+    found, expected = miqp(instance, on=name), exact(instance)
+    assert found.proved
+    assert found.objective_s == pytest.approx(expected.objective_s, rel=1e-6)
