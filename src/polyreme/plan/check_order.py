@@ -90,7 +90,10 @@ def _microbatch_violations(
     legal = "0" if microbatches <= 1 else f"0 (or any integer >= 0 and <= {microbatches - 1})"
     missing = (each for each in range(microbatches) if each not in forward)
     for microbatch in () if shared else islice(missing, _MOST):
-        yield _wrong(where, f"microbatch {microbatch}", "has no forward pass", "F, then B")
+        legal_passes = (
+            f"F{microbatch}, and later B{microbatch} (or I{microbatch} and W{microbatch})"
+        )
+        yield _wrong(where, f"microbatch {microbatch}", "has no forward pass", legal_passes)
     for microbatch in sorted(each for each in forward if not 0 <= each < microbatches):
         rule = "is no microbatch of the plan"
         yield _wrong(where, f"microbatch {microbatch}", rule, legal)
@@ -212,7 +215,11 @@ def _deadlock(plan: Plan, used: Sequence[int]) -> Iterator[Violation]:
             giver = None if wait.giver is None else used[wait.giver]
             path = f"order[{wait.rank}], device {used[wait.rank]}"
             rule = wait.said("device", giver)
-            legal = "no deadlock" if stuck.circle else "each stage in as many slices"
+            legal = (
+                "one of these actions earlier (or a plan made anew)"
+                if stuck.circle
+                else "each stage in as many slices"
+            )
             yield _wrong(path, show(key(wait.action)), rule, legal)
 
 

@@ -19,16 +19,23 @@ def describe(plan: Plan) -> str:
     else:
         how = "; ".join(f"{count} layers: {text}" for text, count in counts.most_common())
     passes = _count(plan.microbatches, "microbatch", "es")
-    return f"{_stages(plan) if several else ''}{how}, {passes}"
-
-
-def _stages(plan: Plan) -> str:
-    """``4 stages on 2 ranks (zb-v), ``; of an order that cuts tokens, into how many slices."""
     n_ranks = len({each for stage in plan.stages for each in stage.placements})
-    ranks = f" on {n_ranks} ranks" if n_ranks != len(plan.stages) else ""
-    order = f" ({plan.order_name})" if plan.order_name else ""
-    slices = f", {_count(len(plan.token_slices), 'slice')} of tokens" if plan.token_slices else ""
-    return f"{len(plan.stages)} stages{ranks}{order}{slices}, "
+    stages = describe_stages(len(plan.stages), n_ranks, plan.order_name, len(plan.token_slices))
+    return f"{stages + ', ' if several else ''}{how}, {passes}"
+
+
+def describe_stages(n_stages: int, n_ranks: int, order: str, n_slices: int = 0) -> str:
+    """Stages, the ranks if they are fewer, the order's name, and slices of tokens if it has any.
+
+    >>> describe_stages(4, 2, "zb-v")
+    '4 stages on 2 ranks (zb-v)'
+    >>> describe_stages(2, 2, "terapipe", 1)
+    '2 stages (terapipe), 1 slice of tokens'
+    """
+    ranks = f" on {n_ranks} ranks" if n_ranks != n_stages else ""
+    name = f" ({order})" if order else ""
+    slices = f", {_count(n_slices, 'slice')} of tokens" if n_slices else ""
+    return f"{n_stages} stages{ranks}{name}{slices}"
 
 
 def _count(n: int, what: str, plural: str = "s") -> str:

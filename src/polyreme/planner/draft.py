@@ -9,6 +9,7 @@ from collections.abc import Mapping
 import msgspec
 
 from ..errors import ConfigError, Violation
+from ..plan.describe import describe_stages
 from ..plan.grid import Degrees, even_degrees, grid_of
 from ..plan.ir import Level, Plan
 from ..plan.order.kind import Ranks
@@ -163,7 +164,10 @@ def describe_draft(draft: Draft) -> str:
         (f"{count} layers: " if len(counts) > 1 else "") + describe_strategy(strategy)
         for strategy, count in counts.most_common()
     )
-    stages = f"{len(draft.stages)} stages ({draft.order}), " if draft.stages else ""
+    stages = ""
+    if draft.stages:
+        n_slices = len(draft.token_slices)
+        stages = f"{describe_stages(len(draft.stages), draft.pp, draft.order, n_slices)}, "
     return f"{stages}{how}, {draft.microbatches} x {draft.microbatch} samples"
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import ClassVar
 
+from ...errors import undefined
 from ..ir import Action, ActionKind
 from ..play import Costs
 
@@ -71,7 +72,7 @@ class Order:
         `costs` are of the n_ranks x chunks stages. An order that is not synchronous has its
         updates among them.
         """
-        raise NotImplementedError
+        raise undefined(self, "actions")
 
 
 def passes(stage: int, kinds: Iterable[tuple[ActionKind, int]]) -> tuple[Action, ...]:

@@ -6,6 +6,7 @@ from typing import ClassVar
 
 import msgspec
 
+from ...errors import undefined
 from ..ir import Action
 from ..play import Costs, Key, names, needs, play
 from .kind import Order, Ranks
@@ -27,11 +28,11 @@ class _VShape(Order):
 
     def turns(self, n_ranks: int) -> tuple[int, int, int]:
         """Passes from F to F at the foot of the V, from F to I at its end, from I to I."""
-        raise NotImplementedError
+        raise undefined(self, "turns")
 
     def cap(self, n_ranks: int) -> int:
         """What a rank holds at most, in chunks."""
-        raise NotImplementedError
+        raise undefined(self, "cap")
 
     def rank(self, stage: int, n_ranks: int, copy: int = 0) -> int:
         """Down the ranks and back up."""

@@ -1,4 +1,8 @@
-"""Solvers: one file each, one signature."""
+"""Solvers: one file each, one signature.
+
+`grid` chooses among whole drafts. `exact` and `miqp` choose stages and strategies of an `Instance`;
+the planner does not ask them yet.
+"""
 
 from __future__ import annotations
 

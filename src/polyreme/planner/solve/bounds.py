@@ -107,15 +107,16 @@ def ascend(instance: Instance, *, above: float, rounds: int = 120) -> list[Bound
         over = held / instance.capacity - 1
         goal = above if np.isfinite(above) else abs(now.value) * 1.05
         gap = max(goal - now.value, 1e-12)
-        # Memory in shares of the capacity, time in shares of the mean: comparable units.
-        centred = up_s - up_s.max() if instance.beta else up_s * 0
-        norm = float(over @ over + centred @ centred / max(up_s.max(), 1e-30) ** 2)
+        # Memory in shares of the capacity, time in shares of the longest: comparable units.
+        longest = max(up_s.max(), 1e-30)
+        behind = (up_s - longest) / longest if instance.beta else up_s * 0
+        norm = float(over @ over + behind @ behind)
         if norm < 1e-18:
             break
         length = step * gap / norm
         mu = np.concatenate([now.prices.stage, now.prices.border])
         if instance.beta:
-            mu = _on_simplex(mu + length * centred / max(up_s.max(), 1e-30) ** 2, instance.beta)
+            mu = _on_simplex(mu + length * behind / longest, instance.beta)
         byte = np.maximum(now.prices.byte * instance.capacity + length * over, 0.0)
         now = priced(
             instance,

@@ -134,6 +134,8 @@ def miqp(
 
     `on` is one of `programme.SOLVERS`.
     """
+    if instance.is_hopeless:
+        return Assignment(bound_s=below, proved=True)
     end_s = time.monotonic() + deadline_s
     written = Written(instance)
     x, bound_s, proved = SOLVERS[on](written.programme, max(end_s - time.monotonic(), 1.0))
