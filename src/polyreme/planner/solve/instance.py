@@ -37,8 +37,9 @@ class Instance:
     `time` (S, L, K) are seconds a microbatch of a layer on a stage, infinite where the strategy
     is not offered; `memory` (S, L, K) its bytes there, of `capacity` (S), above 0. From a layer to
     the next one its output takes `inside` (L - 1, K, K) seconds on one stage, and `between` over
-    the border of two. A step takes ``alpha (sum p_i + sum o_j) + beta max(p_i, o_j)``, where p_i is all time
-    of stage i, and o_j that of border j; for 1F1B with c microbatches alpha is 1, beta c - 1.
+    the border of two. A step takes ``alpha (sum p_i + sum o_j) + beta max(p_i, o_j)``, where p_i
+    is all time of stage i, and o_j that of border j; for 1F1B with c microbatches alpha is 1, beta
+    c - 1.
 
     Source: Lin et al., "UniAP", CVPR 2025, equations 1 to 5; with the borders in the maximum.
     """
