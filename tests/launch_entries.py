@@ -258,7 +258,7 @@ def main() -> None:
 
 def joins() -> None:
     """What a rank of torchrun does: rank 0 leaves the sum beside the script."""
-    from polyreme.runtime.mesh import is_launched
+    from polyreme.runtime.place import is_launched
 
     assert is_launched()
     total = summed()

@@ -25,7 +25,6 @@ import psutil
 _PRELOAD = [
     "torch",
     "torch.distributed.fsdp",
-    "torch.distributed.checkpoint",
     "torch.distributed.tensor",
     "torch.utils.checkpoint",
     "torch._dynamo",

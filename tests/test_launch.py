@@ -18,7 +18,7 @@ import pytest
 import launch_entries as entries
 from polyreme.errors import ConfigError, Infeasible, RunError, Violation
 from polyreme.runtime.launch import PRELOAD, Launcher, RankFailed
-from polyreme.runtime.mesh import is_launched
+from polyreme.runtime.place import is_launched
 
 ENTRIES = entries.__file__
 

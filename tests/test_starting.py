@@ -18,7 +18,7 @@ from devices import TWO
 from polyreme import ending, runlog
 from polyreme.api import aftermath, folders, starting, training
 from polyreme.errors import ConfigError, RunError
-from polyreme.runtime import checkpoint, checkpoints, driver, mesh
+from polyreme.runtime import checkpoint, checkpoints, driver, place
 from polyreme.runtime.saver import Saver
 
 SPEC: dict[str, Any] = {
@@ -317,5 +317,5 @@ def test_a_process_without_a_result_prints_none(capsys: pytest.CaptureFixture[st
 
 
 def test_jobs_without_a_name_are_told_apart_by_who_started_them() -> None:
-    assert mesh.launch_name({"TORCHELASTIC_RUN_ID": "job"}) == "job"
-    assert mesh.launch_name({"TORCHELASTIC_RUN_ID": "none"}).endswith(f":{os.getppid()}")
+    assert place.launch_name({"TORCHELASTIC_RUN_ID": "job"}) == "job"
+    assert place.launch_name({"TORCHELASTIC_RUN_ID": "none"}).endswith(f":{os.getppid()}")

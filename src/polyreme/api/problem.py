@@ -15,7 +15,7 @@ from ..cluster.parse import first, parse
 from ..data import objective
 from ..errors import ConfigError, Violation
 from ..plan.ir import Precision, Workload
-from ..runtime.mesh import is_launched, read_place
+from ..runtime.place import is_launched, read_place
 from ..sample import SampleSpec
 from ..spec import Spec, check
 from ..spec.fit import matched

@@ -29,7 +29,8 @@ from ..profile.record import Profile
 from ..runtime import checkpoint, checkpoints, loop, mesh
 from ..runtime.final import save_final
 from ..runtime.job import Job
-from ..runtime.mesh import World, is_watched
+from ..runtime.mesh import World
+from ..runtime.place import is_watched
 from ..runtime.progress import ProgressBar
 from ..runtime.route import MakeRoute, Route
 from ..runtime.saver import Saver

@@ -11,7 +11,7 @@ from .. import runlog
 from .. import spec as specs
 from ..errors import ConfigError, PolyremeError, Violation
 from ..plan.ir import BUCKET_BYTES, Plan
-from ..runtime.mesh import is_launched
+from ..runtime.place import is_launched
 from . import folders
 from .problem import Problem
 

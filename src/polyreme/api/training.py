@@ -18,13 +18,13 @@ from ..errors import PolyremeError, RunError
 from ..plan import store as plans
 from ..plan.ir import Plan
 from ..runtime.launch import PRELOAD, Launcher
-from ..runtime.mesh import is_launched, launch_name, n_restarts, read_place
+from ..runtime.place import is_launched, launch_name, n_restarts, read_place
 from ..runtime.record import Account
 from ..runtime.verdict import Verdict, named
 from ..summary import with_effectiveness
 from . import folders, steps
 
-_PRELOAD = ("polyreme.api.ranks", "transformers.modeling_utils")
+_PRELOAD = ("polyreme.api.ranks",)
 
 
 def train(
@@ -44,7 +44,8 @@ def train(
     if is_launched():
         with folders.claimed(folder) if read_place().rank == 0 else nullcontext():
             return _join(spec, folder, given, resume, progress, start_s)
-    with folders.claimed(folder), Launcher(preload=(*PRELOAD, *_PRELOAD)) as launcher:
+    preload = (*PRELOAD, *_PRELOAD, *spec.imports)
+    with folders.claimed(folder), Launcher(preload=preload) as launcher:
         return _launch(launcher, spec, folder, devices, given, resume, progress, start_s)
 
 

@@ -20,7 +20,7 @@ from ..plan import store as plans
 from ..plan.describe import describe
 from ..plan.ir import Plan
 from ..runtime.launch import PRELOAD, Launcher
-from ..runtime.mesh import is_launched, read_place
+from ..runtime.place import is_launched, read_place
 from . import steps
 from .problem import Problem, here, pose
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from ..runtime.verify import Tolerance, Verdict
 
 Dtype = Literal["float64", "float32"]
-_PRELOAD = ("polyreme.api.verifying", "polyreme.runtime.verify", "transformers.modeling_utils")
+_PRELOAD = ("polyreme.api.verifying", "polyreme.runtime.verify")
 _PRECISIONS: dict[Dtype, Literal["fp64", "fp32"]] = {"float64": "fp64", "float32": "fp32"}
 _LOSS_TOLERANCE = {"float64": 1e-9, "float32": 1e-5}
 _TOLERANCE = {"float64": 1e-9, "float32": 1e-4}
@@ -106,7 +106,7 @@ def verify(
         return found if read_place().rank == 0 else None
     from .ranks import n_devices
 
-    with Launcher(preload=(*PRELOAD, *_PRELOAD)) as launcher:
+    with Launcher(preload=(*PRELOAD, *_PRELOAD, *spec.imports)) as launcher:
         problem = pose(spec, machines=(cluster, accelerator))
         all_devices = steps.number_is_asked(spec, devices, accelerator)
         chosen = _plan(problem, given, all_devices=all_devices)

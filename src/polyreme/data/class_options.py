@@ -65,6 +65,7 @@ class Digits(
 
     needs_seq_len: ClassVar[bool] = False
     forms: ClassVar[tuple[Form, ...]] = ("images",)
+    imports: ClassVar[tuple[str, ...]] = ("sklearn.datasets", "sklearn.model_selection")
 
     @classmethod
     def describe(cls) -> str:
@@ -127,6 +128,7 @@ class Arrays(
 
     needs_seq_len: ClassVar[bool] = False
     forms: ClassVar[tuple[Form, ...]] = ("images", "features")
+    imports: ClassVar[tuple[str, ...]] = ()
 
     @classmethod
     def describe(cls) -> str:
@@ -207,6 +209,7 @@ class Images(
 
     needs_seq_len: ClassVar[bool] = False
     forms: ClassVar[tuple[Form, ...]] = ("images",)
+    imports: ClassVar[tuple[str, ...]] = ()
 
     @classmethod
     def describe(cls) -> str:
@@ -265,6 +268,7 @@ class Svmlight(
 
     needs_seq_len: ClassVar[bool] = False
     forms: ClassVar[tuple[Form, ...]] = ("features",)
+    imports: ClassVar[tuple[str, ...]] = ("sklearn.datasets",)
 
     @classmethod
     def describe(cls) -> str:

@@ -85,6 +85,7 @@ class Datasets(
     partition: Partition | None = None
 
     forms: ClassVar[tuple[Form, ...]] = ("text", "images", "features")
+    imports: ClassVar[tuple[str, ...]] = ()
 
     @property
     def needs_seq_len(self) -> bool:

@@ -50,6 +50,7 @@ class PythonSource(
 
     needs_seq_len: ClassVar[bool] = True
     forms: ClassVar[tuple[Form, ...]] = ("text",)
+    imports: ClassVar[tuple[str, ...]] = ()
 
     @classmethod
     def describe(cls) -> str:
@@ -119,6 +120,7 @@ class Text(
 
     needs_seq_len: ClassVar[bool] = True
     forms: ClassVar[tuple[Form, ...]] = ("text",)
+    imports: ClassVar[tuple[str, ...]] = ()
 
     @classmethod
     def describe(cls) -> str:
@@ -182,6 +184,7 @@ class Tokens(
 
     needs_seq_len: ClassVar[bool] = True
     forms: ClassVar[tuple[Form, ...]] = ("text",)
+    imports: ClassVar[tuple[str, ...]] = ()
 
     @classmethod
     def describe(cls) -> str:

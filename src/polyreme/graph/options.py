@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 import msgspec
 
@@ -45,7 +45,9 @@ _Share = Annotated[float, msgspec.Meta(ge=0, lt=1)]
 class _Kind(
     msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", forbid_unknown_fields=True
 ):
-    """What every model kind has."""
+    """What every model kind has; building one imports `imports`."""
+
+    imports: ClassVar[tuple[str, ...]] = ()
 
     def check(self) -> list[Violation]:
         """What can be known to be wrong without torch or data; empty when nothing is."""
@@ -71,6 +73,8 @@ class Preset(_Kind, frozen=True, kw_only=True, tag="preset"):
 
     preset: Annotated[str, msgspec.Meta(examples=["llama-7b"])]
     config: Mapping[str, Any] = {}
+
+    imports: ClassVar[tuple[str, ...]] = ("transformers.modeling_utils",)
 
     def check(self) -> list[Violation]:
         """The preset must exist."""
@@ -108,6 +112,8 @@ class Folder(_Kind, frozen=True, kw_only=True, tag="path"):
 
     path: Annotated[str, msgspec.Meta(examples=["models/mine"])]
     task: Task | None = None
+
+    imports: ClassVar[tuple[str, ...]] = ("transformers.modeling_utils",)
 
     def check(self) -> list[Violation]:
         """The folder must hold a config.json of a known type, and weights."""
@@ -175,6 +181,8 @@ class Transformers(_Kind, frozen=True, kw_only=True, tag="transformers"):
     model_type: Annotated[str, msgspec.Meta(examples=["llama"])]
     config: Mapping[str, Any] = {}
     task: Task | None = None
+
+    imports: ClassVar[tuple[str, ...]] = ("transformers.modeling_utils",)
 
     def check(self) -> list[Violation]:
         """The type must be known and have the task."""

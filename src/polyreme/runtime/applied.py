@@ -8,9 +8,9 @@ from typing import Any, Protocol
 
 import torch
 
+from ..graph.cut import Cut
 from ..plan.grid import Grid
 from ..plan.ir import Action, Level
-from .apply.tensor import Cut
 from .buckets import Buckets, Replicated
 from .joint import Joint
 from .places import Places

@@ -11,7 +11,6 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
-from torch.distributed.tensor import DTensor
 
 from .buckets import Replicated
 from .timing import Traffic
@@ -38,6 +37,8 @@ class Joint:
 
 def _gradient(member: Any) -> torch.Tensor:
     """The local gradient, which is made where there is none."""
+    from torch.distributed.tensor import DTensor
+
     master = member.master
     if isinstance(member, Replicated):
         if not member.has_grad:

@@ -30,7 +30,6 @@ from .zygote import INTERRUPTED, Failure, Outcome, Request
 
 PRELOAD = (
     "torch",
-    "torch.distributed.checkpoint",
     "torch.distributed.fsdp",
     "torch.distributed.tensor.parallel",
 )

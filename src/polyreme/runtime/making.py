@@ -18,6 +18,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 
 from ..errors import ConfigError, Violation
+from ..graph.cut import Cut
 from ..graph.layer import LayerGraph
 from ..graph.tensor import token_interval
 from ..plan.grid import Grid, grid_of
@@ -25,7 +26,7 @@ from ..plan.ir import Action, Leaf, Plan, accumulation_order
 from ..plan.ir import Stage as StagePlan
 from .applied import Applied, Form, Trainable, Unit, Where
 from .apply import data, pipeline
-from .apply.tensor import Cut, SplitLoss, Tp, split
+from .apply.tensor import SplitLoss, Tp, split
 from .buckets import Buckets, Replicated
 from .joint import Joint
 from .mesh import World

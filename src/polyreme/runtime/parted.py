@@ -7,10 +7,7 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from torch.distributed.tensor import DTensor
-from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
-
-from .apply.tensor import Cut
+from ..graph.cut import Cut
 from .pieces import Part
 from .places import Places
 
@@ -67,6 +64,8 @@ class Parted:
 
 def parted(tensor: torch.Tensor, cut: Cut | None, pipes: tuple[int, ...], places: Places) -> Parted:
     """A tensor that these pipeline ranks hold; without a cut all tensor parts have it whole."""
+    from torch.distributed.tensor import DTensor
+
     cell, grid = places.cell, places.grid
     sharded = isinstance(tensor, DTensor)
     copies = grid.tp if cut is None else cut.copies
@@ -84,6 +83,9 @@ def parted(tensor: torch.Tensor, cut: Cut | None, pipes: tuple[int, ...], places
 
 def _local(tensor: torch.Tensor) -> tuple[tuple[int, ...], torch.Tensor]:
     """Where the local shard begins, and it."""
+    from torch.distributed.tensor import DTensor
+    from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+
     if not isinstance(tensor, DTensor):
         return (0,) * tensor.dim(), tensor
     placed: Any = compute_local_shape_and_global_offset(

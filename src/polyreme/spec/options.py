@@ -90,3 +90,8 @@ class Spec(msgspec.Struct, frozen=True, kw_only=True):
     data_parallel: DataParallel = DataParallel()
     simulate: Simulate = Simulate()
     report: Report = Report()
+
+    @property
+    def imports(self) -> tuple[str, ...]:
+        """Modules that every rank would else import for itself."""
+        return (*self.model.imports, *self.data.imports)
