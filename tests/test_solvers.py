@@ -8,7 +8,9 @@ import itertools
 import numpy as np
 import pytest
 
+from polyreme.planner.solve import segments
 from polyreme.planner.solve.exact import exact
+from polyreme.planner.solve.grid import grid
 from polyreme.planner.solve.instance import Instance, Side
 from polyreme.planner.solve.miqp import miqp
 from polyreme.planner.solve.programme import SOLVERS
@@ -67,6 +69,39 @@ def test_exact_finds_what_brute_force_finds(seed):
     if found.stages:
         again = instance.objective_s(found.stages, found.strategies)
         assert again == pytest.approx(found.objective_s, rel=1e-9)
+
+
+def _apart(seed):
+    """Some layers alike, ties, and tensors that come and go alike whatever the strategies."""
+    rng = np.random.default_rng(20_000 + seed)
+    n_layers, n_strategies, n_stages = _sizes(seed, 6)
+    drawn = _drawn(3 * seed + 1, n_layers, n_strategies, n_stages)
+    kinds = rng.integers(0, max(1, n_layers // 2), n_layers)
+    return dataclasses.replace(
+        drawn,
+        time=np.round(drawn.time[:, kinds], 1),
+        memory=np.round(drawn.memory[:, kinds], 1),
+        inside=np.broadcast_to(drawn.inside[:, :1, :1], drawn.inside.shape),
+        between=np.broadcast_to(drawn.between[:, :1, :1], drawn.between.shape),
+    )
+
+
+@pytest.mark.parametrize("seed", range(200))
+@pytest.mark.slice(40)
+def test_stages_solved_one_by_one_are_what_brute_force_finds(seed, monkeypatch):
+    instance = _apart(seed)
+    expected = _brute_force_s(instance)
+    found = exact(instance)
+    monkeypatch.setattr(segments, "MOST", 0)
+    by_labels = exact(instance)
+    for each in (found, by_labels):
+        assert each.proved
+        assert each.objective_s == pytest.approx(expected, rel=1e-9)
+        if each.stages:
+            again = instance.objective_s(each.stages, each.strategies)
+            assert again == pytest.approx(each.objective_s, rel=1e-9)
+    by_hand = grid(instance)
+    assert by_hand.objective_s >= found.objective_s * (1 - 1e-9)
 
 
 @pytest.mark.parametrize("seed", range(60))

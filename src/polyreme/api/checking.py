@@ -187,14 +187,14 @@ def _ordered(problem: Problem, plan: Plan | None, workers: int | None) -> None:
 
 def _offered(spec: specs.Spec, problem: Problem) -> None:
     """There must be a plan to choose."""
+    from ..planner.hybrid import spaces
     from ..planner.refusals import unsliced
-    from ..planner.space import offer
     from .problem import with_workers
 
     parallel = with_workers(spec, problem.cluster.n_devices).parallel
     if refused := [*unsliced(problem.graph, parallel)]:
         raise ConfigError(refused)
-    offer(problem.graph, problem.cluster, problem.workload, parallel)
+    next(spaces(problem.graph, problem.cluster, problem.workload, parallel))
 
 
 def _of_plan(plan: Plan, problem: Problem | None, cluster: Cluster | None) -> list[Violation]:

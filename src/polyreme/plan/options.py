@@ -25,13 +25,12 @@ class Parallel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         shard: Devices inside a replica that share the batch and, by level, its state.
         level: What the shard axis splits: the batch alone ("none"), and optimizer state, and
             gradients, and parameters.
-        tp: Tensor-parallel degree; 1 if not given.
+        tp: Tensor-parallel degree.
         sp: Whether activations between tensor-parallel parts are split along the sequence.
         cp: Context-parallel degree.
         ep: Expert-parallel degree.
-        pp: Pipeline ranks, each with a stage (or several, as the order has it); 1 if not given.
-        stages: Layers of each stage, from the first to the last; unless given, they are balanced
-            by time.
+        pp: Pipeline ranks, each with a stage (or several, as the order has it).
+        stages: Layers of each stage, from the first to the last.
         microbatch: Samples per device and pass; the rest of the batch is accumulated.
         recompute: Whether activations are computed again in the backward pass.
         order: Order of a pipeline's actions ("1f1b" if not given); `polyreme list orders` has all.

@@ -69,6 +69,20 @@ class Fitting:
         ]
         return max(rooms, key=lambda room: room.over_bytes)
 
+    def shortfalls(self, draft: Draft) -> tuple[int, ...]:
+        """Bytes that the fullest device of each pipeline rank lacks; below 0: has left."""
+        n = draft.strategy.n_devices
+        have = [
+            self.cluster.device_types[host.device_type].memory_bytes
+            for host in self.cluster.hosts
+            for _ in range(host.n_devices)
+        ]
+        return tuple(
+            sum(self.memory.causes(draft, self.profile, 0, pipe).values())
+            - min(have[pipe * n : pipe * n + n])
+            for pipe in range(draft.pp)
+        )
+
     def by_device(self, draft: Draft) -> tuple[Mapping[str, int], ...]:
         """Peak bytes by cause of every device of a draft; equal devices share one mapping."""
         rows: dict[tuple[int, int], Mapping[str, int]] = {}

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import time
+from collections.abc import Iterable, Sequence
 
 import msgspec
 
@@ -16,17 +18,24 @@ from ..profile.fit import Fit
 from ..profile.record import Profile
 from ..units import show_bytes, show_seconds
 from .cost.data import DataCost, StepTime
+from .cost.exchange import usual
+from .cost.layers import LayerCosts
 from .cost.memory import Memory
 from .cost.pipeline import StepCost
 from .draft import Draft, describe_draft, read_draft
+from .hybrid import Prices, spaces
 from .refusals import unsliced
-from .room import Fitting
-from .solve import Candidate, Solution
+from .room import Fitting, Room
+from .solve.exact import TOLERANCE, exact
 from .solve.grid import grid
-from .space import offer, write_plan
-from .ways_out import Problem, ways_out
+from .space import Space, write_plan
+from .sweep import Sweep
+from .ways_out import Problem, leanest, ways_out
 
 DEADLINE_S = 60.0
+FEW = 400  # drafts of which each is played
+TUNED_WITHIN = 0.15  # of the best time; tuning gains less
+CLOSED = frozenset({"gpipe", "1f1b"})  # orders whose closed form is the objective
 
 
 def search(
@@ -53,25 +62,34 @@ def search(
     fit = Fit(profile)
     kinds = {layer.kind for layer in graph.layers}
     seconds = {kind: fit.forward_s(kind, 1) + fit.backward_s(kind, 1) for kind in kinds}
-    space = offer(graph, cluster, workload, parallel, all_devices=all_devices, seconds=seconds)
-    memory = Memory(graph, workload, parallel.tp or 1)
-    fitting = Fitting(memory, profile, cluster)
-    cost = StepCost(DataCost(memory, profile, cluster))
-    solution = grid(graph, space, cost, fitting, DEADLINE_S)
-    best = solution.candidates[0]
-    if not best.room.fits:
+    prices = Prices(graph, cluster, profile, workload)
+    offered = [
+        (space, prices.of(space.parallel.tp or 1))
+        for space in spaces(
+            graph, cluster, workload, parallel, all_devices=all_devices, seconds=seconds
+        )
+    ]
+    sweep = Sweep(offered)
+    swept = sweep(exact, end_s=start_s + DEADLINE_S)
+    by_hand = sweep(grid, end_s=start_s + DEADLINE_S)
+    drafts = [*_all_alike(offered), *(draft for _, draft in (*by_hand.found, *swept.found))]
+    candidates = _judged(drafts, prices)
+    if not candidates or not candidates[0].room.fits:
         problem = Problem(graph=graph, cluster=cluster, workload=workload, parallel=parallel)
-        raise _infeasible(best, problem, fitting)
+        raise _infeasible(_nearest_miss(offered, candidates, prices), problem, prices)
+    best = candidates[0]
     kept = [
-        msgspec.structs.replace(candidate, draft=cost.ordered(candidate.draft))
-        for candidate in solution.candidates[:top]
+        msgspec.structs.replace(
+            candidate, draft=prices.of(candidate.draft.strategy.tp).cost.ordered(candidate.draft)
+        )
+        for candidate in candidates[:top]
         if candidate.room.fits
     ]
     inputs_hash = hash_inputs(graph, cluster, workload)
     plans = [
         msgspec.structs.replace(
             write_plan(candidate.draft, workload),
-            estimate=_estimate(candidate.draft, candidate.time, fitting),
+            estimate=_estimate(candidate.draft, candidate.time, _fitting(prices, candidate.draft)),
             inputs_hash=inputs_hash,
             assumed=profile.assumed,
         )
@@ -79,17 +97,26 @@ def search(
     ]
     if refused := [*version_violations(plans[0], graph)]:
         raise ConfigError(refused)
+    objective_s = min([value for value, _ in swept.found], default=best.time.step_s)
     record = Search(
-        solver="grid",
-        objective_s=solution.objective_s,
-        bound_s=solution.bound_s,
-        proved=solution.proved,
+        solver="exact",
+        objective_s=objective_s,
+        bound_s=min(swept.bound_s, objective_s),
+        proved=swept.bound_s >= objective_s * (1 - TOLERANCE) and _is_closed(best.draft),
         search_s=time.monotonic() - start_s,
-        candidates=len(solution.candidates),
-        rejected=_rejected(solution),
+        candidates=len(candidates),
+        rejected=_rejected(candidates),
         unused_devices=tuple(range(best.draft.n_devices, cluster.n_devices)),
     )
     return (msgspec.structs.replace(plans[0], search=record), *plans[1:])
+
+
+class Candidate(msgspec.Struct, frozen=True, kw_only=True):
+    """A draft that was looked at: its time, and how it fits the device that is tightest."""
+
+    draft: Draft
+    time: StepTime
+    room: Room
 
 
 def price(
@@ -122,12 +149,66 @@ def _estimate(draft: Draft, time: StepTime, fitting: Fitting) -> Estimate:
     )
 
 
-def _rejected(solution: Solution) -> tuple[Rejected, ...]:
-    """All candidates but the best, each with why it lost."""
-    best_s = solution.candidates[0].time.step_s
+def _all_alike(offered: Sequence[tuple[Space, LayerCosts]]) -> list[Draft]:
+    """Every draft in which all layers run alike, where they are few."""
+    found = [draft for space, _ in offered for draft in itertools.islice(space.drafts(), FEW + 1)]
+    return found if len(found) <= FEW else []
+
+
+def _judged(drafts: Iterable[Draft], prices: Prices) -> list[Candidate]:
+    """Each once, with the time of its played step: those that fit by time, then the others.
+
+    How they exchange is tuned where it may decide.
+    """
+    known: dict[str, Draft] = {}
+    for draft in drafts:
+        known.setdefault(f"{draft.pp} {draft.stages} {describe_draft(draft)}", draft)
+    found = [
+        Candidate(draft=draft, time=costs.cost(usual(draft)), room=costs.fitting(draft))
+        for draft in known.values()
+        for costs in (prices.of(draft.strategy.tp),)
+    ]
+    least_s = min((each.time.step_s for each in found if each.room.fits), default=0.0)
+    tuned = [
+        msgspec.structs.replace(each, time=prices.of(each.draft.strategy.tp).cost(each.draft))
+        if each.room.fits and each.time.step_s <= (1 + TUNED_WITHIN) * least_s
+        else each
+        for each in found
+    ]
+    return sorted(tuned, key=_rank)
+
+
+def _rank(candidate: Candidate) -> tuple[bool, float]:
+    """Fitting ones by time (equal to 12 digits is equal), the others by what is missing."""
+    if candidate.room.fits:
+        return False, float(f"{candidate.time.step_s:.12g}")
+    return True, candidate.room.over_bytes
+
+
+def _nearest_miss(
+    offered: Sequence[tuple[Space, LayerCosts]], known: Sequence[Candidate], prices: Prices
+) -> Candidate:
+    """What does not fit by the least: known, or of each space the leanest."""
+    if known:
+        return known[0]
+    return _judged((draft for space, _ in offered for draft in leanest(space)), prices)[0]
+
+
+def _is_closed(draft: Draft) -> bool:
+    """Whether the objective is the closed form of its order."""
+    return not draft.order or draft.order in CLOSED
+
+
+def _fitting(prices: Prices, draft: Draft) -> Fitting:
+    return prices.of(draft.strategy.tp).fitting
+
+
+def _rejected(candidates: Sequence[Candidate]) -> tuple[Rejected, ...]:
+    """All but the best, each with why it lost."""
+    best_s = candidates[0].time.step_s
     return tuple(
         Rejected(plan=describe_draft(candidate.draft), reason=_reason(candidate, best_s))
-        for candidate in solution.candidates[1:]
+        for candidate in candidates[1:]
     )
 
 
@@ -152,10 +233,10 @@ def _digits(value: float) -> str:
     return f"{float(f'{value:.2g}'):.10g}"
 
 
-def _infeasible(best: Candidate, problem: Problem, fitting: Fitting) -> Infeasible:
+def _infeasible(best: Candidate, problem: Problem, prices: Prices) -> Infeasible:
     """What the candidate that misses least is missing, and what would help."""
-    room = best.room
-    draft = best.draft
+    room, draft = best.room, best.draft
+    fitting = _fitting(prices, draft)
     tightest = max(
         draft.strategies, key=lambda name: fitting.memory.layer_bytes(name, draft, fitting.profile)
     )
@@ -165,5 +246,5 @@ def _infeasible(best: Candidate, problem: Problem, fitting: Fitting) -> Infeasib
         device=f"device {room.device} ({kind})",
         have_bytes=room.have_bytes,
         need_bytes=room.need_bytes,
-        ways_out=ways_out(problem, fitting),
+        ways_out=ways_out(problem, prices),
     )

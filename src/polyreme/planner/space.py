@@ -61,29 +61,42 @@ class Space(msgspec.Struct, frozen=True, kw_only=True):
         samples = samples_of(self.workload.global_batch, n_ranks)
         return microbatch_counts(samples, self.microbatch, whole=bool(self.normed))
 
+    def counts(self, n_ranks: int) -> tuple[int, ...]:
+        """Numbers of microbatches that the order allows too."""
+        found = self.microbatches(n_ranks)
+        if not self.order:
+            return found
+        return tuple(n for n in found if not ORDERS[self.order].refused(self.pp, n))
+
     def drafts(self) -> Iterator[Draft]:
         """Drafts in which all layers run alike, the simplest first."""
         for strategy in self.strategies:
-            for microbatches in self.microbatches(strategy.data):
-                if self.order and ORDERS[self.order].refused(self.pp, microbatches):
-                    continue
+            for microbatches in self.counts(strategy.data):
                 once = msgspec.structs.replace(strategy, recompute=False)
-                yield Draft(
-                    strategies={
-                        name: once if name in self.normed else strategy for name in self.layers
-                    },
-                    pp=self.pp,
-                    order=self.order,
-                    stages=self.stages,
-                    holders=ORDERS[self.order].placements(self.pp) if self.order else ((0,),),
-                    microbatches=microbatches,
-                    global_batch=self.workload.global_batch,
-                    bucket_bytes=self.parallel.bucket_bytes or 0,
-                    overlap=self.parallel.overlap is not False,
-                    prefetch=self.parallel.prefetch is not False,
-                    decouple=self.parallel.decouple,
-                    priority=self.parallel.priority is not False,
-                )
+                alike = {name: once if name in self.normed else strategy for name in self.layers}
+                yield self.draft(alike, microbatches)
+
+    def draft(
+        self,
+        strategies: Mapping[str, Strategy],
+        microbatches: int,
+        stages: tuple[tuple[str, ...], ...] | None = None,
+    ) -> Draft:
+        """One of the space; of its own stages unless others are given."""
+        return Draft(
+            strategies=strategies,
+            pp=self.pp,
+            order=self.order,
+            stages=self.stages if stages is None else stages,
+            holders=ORDERS[self.order].placements(self.pp) if self.order else ((0,),),
+            microbatches=microbatches,
+            global_batch=self.workload.global_batch,
+            bucket_bytes=self.parallel.bucket_bytes or 0,
+            overlap=self.parallel.overlap is not False,
+            prefetch=self.parallel.prefetch is not False,
+            decouple=self.parallel.decouple,
+            priority=self.parallel.priority is not False,
+        )
 
 
 def write_plan(draft: Draft, workload: Workload) -> Plan:

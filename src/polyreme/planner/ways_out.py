@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 
 import msgspec
 
@@ -13,8 +13,9 @@ from ..plan.ir import Workload
 from ..plan.options import Parallel
 from ..units import show_bytes
 from .draft import Draft
-from .room import Fitting
-from .space import Space, offer
+from .hybrid import Prices, spaces
+from .room import Room
+from .space import Space
 
 MOST_DEVICES = 2**16
 
@@ -27,68 +28,62 @@ class Problem(msgspec.Struct, frozen=True, kw_only=True):
     workload: Workload
     parallel: Parallel
 
-    def space(self) -> Space | None:
-        """What is offered; None if nothing is."""
+    def spaces(self) -> list[Space]:
+        """What is offered; empty if nothing is."""
         try:
-            return offer(self.graph, self.cluster, self.workload, self.parallel)
+            return list(spaces(self.graph, self.cluster, self.workload, self.parallel))
         except ConfigError:
-            return None
+            return []
 
 
-def ways_out(problem: Problem, fitting: Fitting) -> tuple[str, ...]:
+def ways_out(problem: Problem, prices: Prices) -> tuple[str, ...]:
     """Changes that make some plan fit, each alone where one is enough."""
     ways = [
-        *_unfixed(problem, fitting),
-        *_smaller_batch(problem, fitting),
-        *_more_devices(problem, fitting),
+        *_unfixed(problem, prices),
+        *_smaller_batch(problem, prices),
+        *_more_devices(problem, prices),
     ]
-    least = _least_need(problem, fitting)
+    least = _least_need(problem, prices)
     return (*ways, f"devices with at least {show_bytes(least)} of memory")
 
 
-def _unfixed(problem: Problem, fitting: Fitting) -> Iterator[str]:
+def _unfixed(problem: Problem, prices: Prices) -> Iterator[str]:
     """Parts of the plan that the user fixed: one at a time, then all."""
-    fixed = [
-        name
-        for name in ("microbatch", "recompute", "level", "shard", "replica")
-        if getattr(problem.parallel, name) is not None
-    ]
+    fixed = [name for name in _SHOWN if getattr(problem.parallel, name) is not None]
     found = False
     for name in fixed:
-        draft = _first_fit(_change(problem, {name: None}), fitting)
+        draft = _first_fit(_change(problem, {name: None}), prices)
         if draft is not None:
             found = True
-            yield f"parallel.{name} = {_value(draft, name)}"
+            yield f"parallel.{name} = {_SHOWN[name](draft)}"
     if len(fixed) > 1 and not found:
-        draft = _first_fit(_change(problem, dict.fromkeys(fixed)), fitting)
+        draft = _first_fit(_change(problem, dict.fromkeys(fixed)), prices)
         if draft is not None:
-            changes = [f"parallel.{name} = {_value(draft, name)}" for name in fixed]
+            changes = [f"parallel.{name} = {_SHOWN[name](draft)}" for name in fixed]
             yield " with ".join(changes)
 
 
-def _smaller_batch(problem: Problem, fitting: Fitting) -> Iterator[str]:
+def _smaller_batch(problem: Problem, prices: Prices) -> Iterator[str]:
     workload = problem.workload
     batch = workload.global_batch // 2
     while batch >= 1:
         smaller = msgspec.structs.replace(
             problem, workload=msgspec.structs.replace(workload, global_batch=batch)
         )
-        if _first_fit(smaller, fitting) is not None:
+        if _first_fit(smaller, prices) is not None:
             yield f"train.global_batch = {batch}"
             return
         batch //= 2
 
 
-def _more_devices(problem: Problem, fitting: Fitting) -> Iterator[str]:
+def _more_devices(problem: Problem, prices: Prices) -> Iterator[str]:
     """Twice as many, and so on, each with the drafts that cut most."""
     larger = problem.cluster
     if problem.parallel.shard is not None and problem.parallel.replica is not None:
         return
     while larger.n_devices <= MOST_DEVICES // 2:
         larger = msgspec.structs.replace(larger, hosts=larger.hosts * 2)
-        space = msgspec.structs.replace(problem, cluster=larger).space()
-        room = _fitting(larger, fitting)
-        if space is not None and any(room(draft).fits for draft in _leanest(space)):
+        if _some_fits(msgspec.structs.replace(problem, cluster=larger), prices):
             yield f"{larger.n_devices} devices"
             return
 
@@ -98,18 +93,27 @@ def _change(problem: Problem, changes: dict[str, None]) -> Problem:
     return msgspec.structs.replace(problem, parallel=parallel)
 
 
-def _first_fit(problem: Problem, fitting: Fitting) -> Draft | None:
+def _first_fit(problem: Problem, prices: Prices) -> Draft | None:
     """The simplest draft that fits, if any does."""
-    space = problem.space()
-    if space is None:
+    if not _some_fits(problem, prices):
         return None
-    room = _fitting(problem.cluster, fitting)
-    return next((draft for draft in space.drafts() if room(draft).fits), None)
+    return next(
+        draft
+        for space in problem.spaces()
+        for draft in space.drafts()
+        if _room(draft, problem, prices).fits
+    )
 
 
-def _leanest(space: Space) -> Iterator[Draft]:
+def _some_fits(problem: Problem, prices: Prices) -> bool:
+    return any(
+        _room(draft, problem, prices).fits for space in problem.spaces() for draft in leanest(space)
+    )
+
+
+def leanest(space: Space) -> Iterator[Draft]:
     """Drafts that cut states into most parts and play the smallest microbatch."""
-    offered = [strategy for strategy in space.strategies if space.microbatches(strategy.n_devices)]
+    offered = [strategy for strategy in space.strategies if space.counts(strategy.data)]
     most = max(strategy.parts for strategy in offered)
     for strategy in offered:
         if strategy.parts == most:
@@ -117,24 +121,25 @@ def _leanest(space: Space) -> Iterator[Draft]:
             yield last
 
 
-def _fitting(cluster: Cluster, fitting: Fitting) -> Fitting:
-    return Fitting(fitting.memory, fitting.profile, cluster)
+def _room(draft: Draft, problem: Problem, prices: Prices) -> Room:
+    return prices.fitting(draft.strategy.tp, problem.cluster)(draft)
 
 
-def _least_need(problem: Problem, fitting: Fitting) -> int:
-    space = problem.space()
-    assert space is not None, "the search had one"
-    return min(sum(fitting(draft).need_bytes.values()) for draft in space.drafts())
+def _least_need(problem: Problem, prices: Prices) -> int:
+    return min(
+        sum(_room(draft, problem, prices).need_bytes.values())
+        for space in problem.spaces()
+        for draft in leanest(space)
+    )
 
 
-def _value(draft: Draft, name: str) -> str:
-    """What a draft has for a field of the spec, in TOML."""
-    strategy = next(iter(draft.strategies.values()))
-    read: dict[str, Callable[[], str]] = {
-        "microbatch": lambda: str(draft.microbatch),
-        "recompute": lambda: '"all"' if strategy.recompute else '"none"',
-        "level": lambda: f'"{strategy.level}"',
-        "shard": lambda: str(strategy.shard),
-        "replica": lambda: str(strategy.replica),
-    }
-    return read[name]()
+# What a draft has for a field of the spec, in TOML.
+_SHOWN: Mapping[str, Callable[[Draft], str]] = {
+    "microbatch": lambda draft: str(draft.microbatch),
+    "recompute": lambda draft: '"all"' if draft.strategy.recompute else '"none"',
+    "level": lambda draft: f'"{draft.strategy.level}"',
+    "shard": lambda draft: str(draft.strategy.shard),
+    "replica": lambda draft: str(draft.strategy.replica),
+    "tp": lambda draft: str(draft.strategy.tp),
+    "pp": lambda draft: str(draft.pp),
+}

@@ -81,6 +81,7 @@ class Fit:
             op: [(entry, Curve(entry.size_bytes, entry.seconds)) for entry in entries]
             for op, entries in profile.collectives.items()
         }
+        self._nearest: dict[tuple[Collective, int, int | None], tuple[CollectiveTimes, Curve]] = {}
 
     def forward_s(self, kind: str, microbatch: int) -> float:
         """Seconds of a layer kind's forward pass over so many samples."""
@@ -104,10 +105,15 @@ class Fit:
         """
         if n_devices <= 1 or size_bytes <= 0:
             return 0.0
-        entries = self._collectives[op]
-        if not entries:
-            raise KeyError(op)
-        entry, curve = min(entries, key=lambda pair: _distance(pair[0], n_devices, n_hosts))
+        key = op, n_devices, n_hosts
+        if key not in self._nearest:
+            entries = self._collectives[op]
+            if not entries:
+                raise KeyError(op)
+            self._nearest[key] = min(
+                entries, key=lambda pair: _distance(pair[0], n_devices, n_hosts)
+            )
+        entry, curve = self._nearest[key]
         if entry.n_devices == n_devices:
             return curve(size_bytes)
         start_s = curve.least_s

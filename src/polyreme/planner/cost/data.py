@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
+import numpy as np
 
 from ...cluster.types import Cluster
+from ...plan.ir import BUCKET_BYTES
 from ...profile.fit import Fit
 from ...profile.record import Profile
 from ..draft import Draft, Strategy
 from ..groups import Groups
-from .memory import Memory, Unit
-from .message import Message
+from .memory import Memory, Unit, count_unit
+from .message import Message, Over
 from .traffic import Traffic
 
 
@@ -98,7 +100,7 @@ class DataCost:
             index for index, host in enumerate(cluster.hosts) for _ in range(host.n_devices)
         ]
         self._passes: dict[tuple[str, int], tuple[float, float]] = {}
-        self._n_hosts = functools.cache(self._hosts_of_group)
+        self._n_hosts = functools.cache(self._hosts_of_groups)
 
     def __call__(self, draft: Draft) -> StepTime:
         """Seconds of one step on the data rank that has most samples."""
@@ -141,22 +143,46 @@ class DataCost:
             ),
         )
 
-    def price_s(self, draft: Draft, message: Message) -> float:
+    def layer_s(
+        self, name: str, strategy: Strategy, pp: int, microbatches: int, size: int, draft: Draft
+    ) -> float:
+        """Seconds a step of what a layer exchanges over data axes, unhidden, and of its update.
+
+        As if nothing but its own passes could hide them; buckets are taken to be full.
+        """
+        shapes = self.memory.classes.layers[self.memory.classes.layer_of[name]].shapes
+        unit = count_unit(shapes.params, strategy.parts, looks_up=shapes.looks_up)
+        sharded = self._sharded([(strategy, unit, 1, name == self.memory.graph.layers[-1].name)])
+        sharded.first_gather = sharded.last_reduce = 0.0
+        bucketed = _Parts()
+        if strategy.data > 1:
+            close = draft.bucket_bytes or BUCKET_BYTES
+            message = Message(
+                operation="all_reduce", over="data", n_ranks=strategy.data, n_bytes=close
+            )
+            n_bytes = unit.loose * self.memory.widths.master
+            bucketed.reduce_last = self.price_s(strategy, pp, message) * n_bytes / close
+        passes = self.layer_passes(name, strategy, size)
+        exposed_s = self._exposed_s(draft, sharded, bucketed, passes)
+        return exposed_s + self._update_s([(strategy, unit, 1, False)])
+
+    def layer_passes(self, name: str, strategy: Strategy, size: int) -> tuple[float, float]:
+        """Forward and backward seconds of a layer's microbatch; recomputing counts as backward."""
+        return self._class_passes(self.memory.classes.layer_of[name], strategy, size)
+
+    def price_s(self, layout: Strategy, pp: int, message: Message) -> float:
         """Seconds of one message. One to another stage takes what gathering twice its bytes takes.
 
-        Tensor parts and neighbouring stages are taken to lie on one host.
+        Stages lie one behind the other on the devices, in each of them tensor parts beside each
+        other, then shards, then replicas. Holders of a parameter are taken to lie on one host.
         """
-        strategy, n_hosts = draft.strategy, 1
+        hosts = self._n_hosts(layout.replica, layout.shard, layout.tp, pp)
         if message.operation == "send":
-            return self._fit.collective_s("all_gather", 2, 2 * message.n_bytes, n_hosts)
-        if message.over in ("shards", "replicas"):
-            hosts = self._n_hosts(strategy.replica, strategy.shard)
-            n_hosts = hosts[message.over == "replicas"]
-        elif message.over == "data":
-            n_hosts = self._n_hosts(1, strategy.n_devices)[0]
-        elif message.over != "parts":
-            return self._fit.collective_s(message.operation, message.n_ranks, message.n_bytes)
-        return self._fit.collective_s(message.operation, message.n_ranks, message.n_bytes, n_hosts)
+            n_bytes = 2 * message.n_bytes
+            return self._fit.collective_s("all_gather", 2, n_bytes, hosts["stages"])
+        return self._fit.collective_s(
+            message.operation, message.n_ranks, message.n_bytes, hosts.get(message.over)
+        )
 
     def _exposed_s(
         self, draft: Draft, sharded: _Parts, bucketed: _Parts, passes: tuple[float, float]
@@ -173,21 +199,23 @@ class DataCost:
         )
 
     def _pass_s(self, groups: Groups, size: int) -> tuple[float, float]:
-        """Forward and backward seconds of one microbatch; recomputing counts as backward."""
+        """Of all of them, one microbatch."""
         forward_s = backward_s = 0.0
         for index, strategy, count in groups.layers:
-            kind = self.memory.classes.layers[index].kind
-            if (kind, size) not in self._passes:
-                self._passes[kind, size] = (
-                    self._fit.forward_s(kind, size),
-                    self._fit.backward_s(kind, size),
-                )
-            forward, backward = self._passes[kind, size]
+            forward, backward = self._class_passes(index, strategy, size)
             forward_s += forward * count
             backward_s += backward * count
-            if strategy.recompute:
-                backward_s += forward * count
         return forward_s, backward_s
+
+    def _class_passes(self, index: int, strategy: Strategy, size: int) -> tuple[float, float]:
+        kind = self.memory.classes.layers[index].kind
+        if (kind, size) not in self._passes:
+            self._passes[kind, size] = (
+                self._fit.forward_s(kind, size),
+                self._fit.backward_s(kind, size),
+            )
+        forward_s, backward_s = self._passes[kind, size]
+        return forward_s, backward_s + (forward_s if strategy.recompute else 0.0)
 
     def _update_s(self, units: _Units) -> float:
         """Seconds of the optimizer on the device that holds most."""
@@ -212,7 +240,8 @@ class DataCost:
         One of the units may be the tail, which is not gathered again.
         """
         wide = self.memory.widths
-        shard_hosts, replica_hosts = self._n_hosts(strategy.replica, strategy.shard)
+        hosts = self._n_hosts(strategy.replica, strategy.shard, strategy.tp, 1)
+        shard_hosts, replica_hosts = hosts["shards"], hosts["replicas"]
         collective_s = self._fit.collective_s
         gathered_bytes, reduced_bytes = unit.gathered * wide.compute, unit.reduced * wide.master
         gather_s = collective_s("all_gather", strategy.shard, gathered_bytes, shard_hosts)
@@ -238,7 +267,7 @@ class DataCost:
         """Gradients that are whole on every device: summed in buckets, once a step."""
         traffic = _Parts()
         found = self.traffic.buckets(draft, names)
-        price_s = {message: self.price_s(draft, message) for message in set(found)}
+        price_s = {each: self.price_s(draft.strategy, draft.pp, each) for each in set(found)}
         gathers = [price_s[each] for each in found if each.operation == "all_gather"]
         reductions = [price_s[each] for each in found if each.operation != "all_gather"]
         if reductions:
@@ -249,8 +278,21 @@ class DataCost:
             traffic.first_gather = gathers[-1] if draft.priority else sum(gathers)
         return traffic
 
-    def _hosts_of_group(self, replica: int, shard: int) -> tuple[int, int]:
-        """Over how many hosts a shard group and a replica group spread at most."""
-        rows = [self._host[first * shard : (first + 1) * shard] for first in range(replica)]
-        columns = zip(*rows, strict=True)
-        return max(len(set(row)) for row in rows), max(len(set(column)) for column in columns)
+    def _hosts_of_groups(self, replica: int, shard: int, tp: int, pp: int) -> Mapping[Over, int]:
+        """Over how many hosts groups of the first devices spread at most, by who is in them."""
+        n = replica * shard * tp
+        grid = np.array(self._host[: n * pp]).reshape(pp, replica, shard, tp)
+        groups: dict[Over, tuple[int, ...]] = {
+            "parts": (3,),
+            "shards": (2,),
+            "replicas": (1,),
+            "data": (1, 2),
+        }
+        found: dict[Over, int] = {"holders": 1, "stages": 1}
+        for over, axes in groups.items():
+            last = np.moveaxis(grid, axes, range(-len(axes), 0))
+            members = last.reshape(-1, math.prod(last.shape[-len(axes) :]))
+            found[over] = max(len(set(row)) for row in members.tolist())
+        if pp > 1 and (grid[1:] != grid[:-1]).any():
+            found["stages"] = 2
+        return found

@@ -32,13 +32,18 @@ def tuned(draft: Draft, cost: Callable[[Draft], StepTime], *, parts: bool) -> Dr
     return halves if _is_faster(halves, whole, cost, GAIN_OF_HALVES) else whole
 
 
+def usual(draft: Draft) -> Draft:
+    """What is left open as it usually is: buckets of 25 MiB, whole sums."""
+    size = draft.bucket_bytes or BUCKET_BYTES
+    return msgspec.structs.replace(draft, bucket_bytes=size, decouple=bool(draft.decouple))
+
+
 def _sized(draft: Draft, cost: Callable[[Draft], StepTime]) -> Draft:
-    usual = msgspec.structs.replace(draft, bucket_bytes=draft.bucket_bytes or BUCKET_BYTES)
     if draft.bucket_bytes or draft.strategy.data == 1:
-        return usual
+        return usual(draft)
     tried = [msgspec.structs.replace(draft, bucket_bytes=size) for size in SIZES]
     best = min(tried, key=lambda each: cost(each).step_s)
-    return best if _is_faster(best, usual, cost, GAIN) else usual
+    return best if _is_faster(best, usual(draft), cost, GAIN) else usual(draft)
 
 
 def _is_faster(one: Draft, other: Draft, cost: Callable[[Draft], StepTime], gain: float) -> bool:

@@ -16,6 +16,7 @@ from ...graph.layer import LayerGraph
 from ...plan.grid import even_degrees
 from ...plan.ir import LayerPlan, Precision, Workload, degree, devices
 from ...plan.order import ORDERS
+from ...plan.order.kind import Ranks
 from ...plan.play import Costs
 from ...profile.record import Profile
 from ..draft import Draft, Strategy
@@ -169,7 +170,7 @@ class Memory:
             kept = self._in_flight_bytes(draft, profile, pipe)
         if draft.strategy.sp:
             kept, again = (math.ceil(each / draft.strategy.tp) for each in (kept, again))
-        logits, gradient = self._logits_bytes(draft) if self._last_in(names) else (0, 0)
+        logits, gradient = self._logits_bytes(draft.strategy) if self._last_in(names) else (0, 0)
         waiting, moving = self._moving_bytes(groups, draft.microbatches)
         buffer_bytes = sum(
             self.classes.layers[self.classes.layer_of[name]].shapes.buffer_bytes for name in names
@@ -191,6 +192,34 @@ class Memory:
             "slack": math.ceil(SLACK_SHARE * (activations + logits + buffers)),
         }
 
+    def kept_bytes(self, name: str, strategy: Strategy, microbatches: int) -> int:
+        """What a layer's unit holds gathered, or not yet reduced, all through a step."""
+        if strategy.parts == 1:
+            return 0
+        shapes = self.classes.layers[self.classes.layer_of[name]].shapes
+        unit = count_unit(shapes.params, strategy.parts, looks_up=shapes.looks_up)
+        kept = 0 if strategy.level == "params" else unit.gathered * self.widths.compute
+        if strategy.level == "optimizer" and microbatches > 1:
+            kept += unit.trained * self.widths.master
+        return kept
+
+    def reducing_bytes(self, name: str, strategy: Strategy) -> int:
+        """What a layer's gradients take when they are reduced, at least."""
+        shapes = self.classes.layers[self.classes.layer_of[name]].shapes
+        unit = count_unit(shapes.params, strategy.parts, looks_up=shapes.looks_up)
+        return self._reducing(unit)
+
+    def _reducing(self, unit: Unit) -> int:
+        whole = unit.largest * self.widths.compute
+        if unit.parts == 1:
+            return whole
+        both_ends = unit.reduced + unit.reduced // unit.parts
+        return max(whole, unit.trained * self.widths.compute + both_ends * self.widths.master)
+
+    def loss_bytes(self, strategy: Strategy) -> int:
+        """What the backward pass holds of logits, a sample."""
+        return self._logits_bytes(strategy)[1]
+
     def _last_in(self, names: Sequence[str]) -> bool:
         return self.graph.output.rpartition(".")[0] in names
 
@@ -201,9 +230,7 @@ class Memory:
             for stage in draft.stages
         ]
         held = most = 0
-        actions = draft.actions or ORDERS[draft.order].actions(
-            draft.pp, draft.microbatches, Costs.equal(len(draft.stages))
-        )
+        actions = draft.actions or _equal_stages(draft.order, draft.pp, draft.microbatches)
         n_slices = 1 + max(action.token_slice for action in actions[pipe])
         for action in actions[pipe]:
             each = saved[action.stage] // n_slices
@@ -235,7 +262,7 @@ class Memory:
                 kept += times.saved_bytes_per_sample * count
         return kept, again
 
-    def _logits_bytes(self, draft: Draft) -> tuple[int, int]:
+    def _logits_bytes(self, strategy: Strategy) -> tuple[int, int]:
         """In the loss, and in the layers' backward pass; a sample.
 
         In the loss: logits, log-probabilities and two gradients, the latter in the master's
@@ -243,9 +270,9 @@ class Memory:
         """
         name, _, output = self.graph.output.rpartition(".")
         shape = tuple(self.graph.layer(name).outputs[output].shape)
-        plan, tp = self.graph.tensor_plan(name), draft.strategy.tp
+        plan, tp = self.graph.tensor_plan(name), strategy.tp
         if plan is not None:
-            shape = plan.output_shape(output, shape, tp, 0, sp=draft.strategy.sp)
+            shape = plan.output_shape(output, shape, tp, 0, sp=strategy.sp)
         elements = math.prod(shape)
         wide = self.widths
         return elements * (wide.compute + 3 * wide.master), elements * 2 * wide.compute
@@ -260,12 +287,10 @@ class Memory:
         passing: dict[tuple[int, Strategy], int] = {}
         for index, strategy, count in groups.units:
             unit = self.unit(index, strategy.parts)
-            reducing = max(reducing, unit.largest * wide.compute)
+            reducing = max(reducing, self._reducing(unit))
             if strategy.parts == 1:
                 continue
             gathered = unit.gathered * wide.compute
-            both_ends = unit.reduced + unit.reduced // unit.parts
-            reducing = max(reducing, unit.trained * wide.compute + both_ends * wide.master)
             if strategy.level == "params":
                 again = unit.gathered_again(strategy)
                 passing[index, strategy] = gathered if again else 0
@@ -286,6 +311,13 @@ class Memory:
         shapes = [self.classes.layers[member].shapes for member in self.classes.units[index]]
         params = [param for layer in shapes for param in layer.params]
         return count_unit(params, parts, looks_up=all(layer.looks_up for layer in shapes))
+
+
+@functools.lru_cache(maxsize=64)
+def _equal_stages(order: str, pp: int, microbatches: int) -> Ranks:
+    """What an order plays where all stages are alike."""
+    found = ORDERS[order]
+    return found.actions(pp, microbatches, Costs.equal(len(found.placements(pp))))
 
 
 def count_unit(params: Iterable[ParamShape], parts: int, *, looks_up: bool) -> Unit:

@@ -8,6 +8,7 @@ for the pipeline rank that has most.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable, Mapping
 
 import msgspec
@@ -17,7 +18,7 @@ from ...plan.order import ORDERS
 from ...plan.order.kind import Ranks
 from ...plan.play import Costs, play
 from ...profile.fit import Fit
-from ..draft import Draft
+from ..draft import Draft, Strategy
 from .data import DataCost, StepTime
 from .exchange import tuned
 from .message import Message
@@ -28,7 +29,9 @@ class StepCost:
     """Seconds of a step of any draft: over data axes alone, or with tensor parts and stages."""
 
     def __init__(self, data: DataCost) -> None:
-        self._data, self.traffic = data, data.traffic
+        self.data, self.traffic = data, data.traffic
+        self._played: tuple[Ranks, Costs, float] | None = None
+        self.passes_s = functools.cache(self._passes_s)
         self._slices = SliceCost(data.memory.graph, Fit(data.profile))
 
     def __call__(self, draft: Draft) -> StepTime:
@@ -36,14 +39,14 @@ class StepCost:
         if not draft.bucket_bytes or draft.decouple is None or self._uncut(draft):
             return self(self.ordered(draft))
         if draft.pp == 1 and draft.strategy.tp == 1:
-            return self._data(draft)
+            return self.data(draft)
         costs = self.costs(draft)
         if draft.stages:
             draft = msgspec.structs.replace(draft, actions=self._actions(draft, costs))
-            makespan_s = play(draft.actions, len(draft.stages), costs).makespan_s
+            makespan_s = self._makespan_s(draft.actions, len(draft.stages), costs)
         else:
             makespan_s = draft.microbatches * (costs.forward[0] + costs.inputs[0] * 2)
-        ranks = [self._data.rank(draft, pipe) for pipe in range(draft.pp)]
+        ranks = [self.data.rank(draft, pipe) for pipe in range(draft.pp)]
         exchanged = [self._exchanged_s(draft, pipe) for pipe in range(draft.pp)]
         parts_s = min(max(each["parts"] for each in exchanged), makespan_s)
         exposed_s = max(
@@ -58,23 +61,13 @@ class StepCost:
 
     def costs(self, draft: Draft) -> Costs:
         """Of each stage's passes over one microbatch."""
-        stages = draft.stages or (tuple(draft.strategies),)
-        size, last = draft.microbatch, len(stages) - 1
-        forward, backward = [], []
-        for stage, names in enumerate(stages):
-            forward_s = backward_s = 0.0
-            for name in names:
-                strategy = draft.strategies[name]
-                share = self.traffic.parts.share(name, strategy)
-                there_s, back_s = self._data.passes(draft, (name,))
-                found = self.traffic.parts.exchanges(name, strategy, size)
-                forward_s += there_s / share + self._price_s(draft, found.forward)
-                backward_s += back_s / share
-                backward_s += self._price_s(draft, (*found.again, *found.backward))
-            if stage == last:
-                forward_s += self._price_s(draft, self.traffic.parts.loss(draft.strategy, size))
-            forward.append(forward_s)
-            backward.append(backward_s / 2)
+        stages, size = draft.stages or (tuple(draft.strategies),), draft.microbatch
+        passes = [
+            [self.passes_s(name, draft.strategies[name], size, draft.pp) for name in names]
+            for names in stages
+        ]
+        forward = [sum(there for there, _ in each) for each in passes]
+        backward = [sum(back for _, back in each) / 2 for each in passes]
         return Costs(
             forward=tuple(forward),
             inputs=tuple(backward),
@@ -82,6 +75,38 @@ class StepCost:
             send=self._send_s(draft) if draft.stages else 0.0,
             slices=self._shares(draft),
         )
+
+    def _passes_s(self, name: str, strategy: Strategy, size: int, pp: int) -> tuple[float, float]:
+        """Forward and backward seconds of a layer's microbatch on one tensor part.
+
+        With what the parts exchange, and of the model's last layer what its loss does.
+        """
+        share = self.traffic.parts.share(name, strategy)
+        there_s, back_s = self.data.layer_passes(name, strategy, size)
+        found = self.traffic.parts.exchanges(name, strategy, size)
+        forward = found.forward
+        if name == self.traffic.memory.graph.output.rpartition(".")[0]:
+            forward += self.traffic.parts.loss(strategy, size)
+        return (
+            there_s / share + self._exchange_s(strategy, pp, forward),
+            back_s / share + self._exchange_s(strategy, pp, (*found.again, *found.backward)),
+        )
+
+    def crossing_s(self, strategy: Strategy, pp: int, size: int) -> tuple[float, ...]:
+        """What goes on from the first layers, for a cut behind each layer but the last."""
+        return tuple(
+            self._exchange_s(strategy, pp, self.traffic.crossing(cut, strategy, size))
+            for cut in range(len(self.traffic.memory.graph.layers) - 1)
+        )
+
+    def _exchange_s(self, layout: Strategy, pp: int, messages: Iterable[Message]) -> float:
+        return sum(self.data.price_s(layout, pp, message) for message in messages)
+
+    def _makespan_s(self, actions: Ranks, n_stages: int, costs: Costs) -> float:
+        """Played once for the same actions object: how gradients are exchanged changes nothing."""
+        if self._played is None or self._played[0] is not actions or self._played[1] != costs:
+            self._played = actions, costs, play(actions, n_stages, costs).makespan_s
+        return self._played[2]
 
     @staticmethod
     def _actions(draft: Draft, costs: Costs) -> Ranks:
@@ -97,7 +122,7 @@ class StepCost:
         """The draft with the actions of its order, for stages as they are, and its exchanges."""
         if self._uncut(draft):
             draft = msgspec.structs.replace(draft, token_slices=self._slices.best(draft))
-        workload = self._data.memory.workload
+        workload = self.data.memory.workload
         synchronous = draft.order not in ORDERS or ORDERS[draft.order].synchronous
         if draft.stages:
             actions = self._actions(draft, self.costs(draft))
@@ -107,7 +132,7 @@ class StepCost:
     def _uncut(self, draft: Draft) -> bool:
         """Whether the cost model says how many tokens each slice has."""
         given = draft.actions or draft.token_slices or not draft.stages
-        return not given and ORDERS[draft.order].slices > 1 and self._data.memory.graph.sliced
+        return not given and ORDERS[draft.order].slices > 1 and self.data.memory.graph.sliced
 
     def _shares(self, draft: Draft) -> tuple[float, ...]:
         """Of a pass, what each slice of tokens takes; none where passes are whole."""
@@ -118,14 +143,11 @@ class StepCost:
             n = len(draft.token_slices) or n
         if n == 1:
             return ()
-        tokens = self._data.memory.graph.inputs.get("input_ids")
+        tokens = self.data.memory.graph.inputs.get("input_ids")
         if tokens is None:
             return (1 / n,) * n
         lengths = draft.token_slices or even_slices(tokens.shape[0], n)
         return self._slices.shares(draft, lengths)
-
-    def _price_s(self, draft: Draft, messages: Iterable[Message]) -> float:
-        return sum(self._data.price_s(draft, message) for message in messages)
 
     def _exchanged_s(self, draft: Draft, pipe: int) -> Mapping[str, float]:
         """Seconds of all that the first device of a pipeline rank exchanges, by over whom.
@@ -135,12 +157,13 @@ class StepCost:
         found = dict.fromkeys(("data", "shards", "replicas", "parts", "holders", "stages"), 0.0)
         for message, count in self.traffic(draft, Cell(pipe=pipe)).items():
             if message.over != "all":
-                found[message.over] += count * self._data.price_s(draft, message)
+                found[message.over] += count * self.data.price_s(draft.strategy, draft.pp, message)
         return found
 
     def _send_s(self, draft: Draft) -> float:
         """The longest of what a stage hands on."""
-        return max(
-            self._price_s(draft, self.traffic.handed_on(draft, stage, draft.microbatch))
+        sent = (
+            self.traffic.handed_on(draft, stage, draft.microbatch)
             for stage in range(len(draft.stages) - 1)
         )
+        return max(self._exchange_s(draft.strategy, draft.pp, each) for each in sent)

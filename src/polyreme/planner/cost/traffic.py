@@ -14,7 +14,7 @@ from typing import Any
 
 from ...plan.grid import Cell
 from ...plan.ir import Action, accumulation_order
-from ..draft import Draft
+from ..draft import Draft, Strategy
 from ..held import Held, HeldParam, HeldUnit, buckets, held_by
 from .memory import Memory, Unit, count_unit
 from .message import Message, Messages, Operation, Over
@@ -38,6 +38,7 @@ class Traffic:
         self.unit = functools.cache(self._unit)
         self._n_trainable = functools.cache(self._trainable)
         self._pipes = functools.cache(self._holders)
+        self._crossings = functools.cache(self._all_crossings)
         self._buckets: dict[Any, tuple[Message, ...]] = {}
 
     def __call__(self, draft: Draft, cell: Cell) -> Messages:
@@ -67,6 +68,13 @@ class Traffic:
         """What a stage hands on of a whole microbatch of so many samples."""
         sizes = self._values(draft, stage, 0, size, None)
         return [_message("send", "stages", 2, n_bytes) for n_bytes in sizes]
+
+    def crossing(self, cut: int, strategy: Strategy, size: int) -> tuple[Message, ...]:
+        """What crosses a cut behind the layer of that index, a microbatch of so many samples."""
+        return tuple(
+            _message("send", "stages", 2, size * n_bytes)
+            for n_bytes in self._crossings(strategy.tp, strategy.sp)[cut]
+        )
 
     def buckets(self, draft: Draft, names: tuple[str, ...]) -> tuple[Message, ...]:
         """Of each bucket of gradients that are whole on every device with these layers, in order.
@@ -191,6 +199,24 @@ class Traffic:
                     shape = (n_tokens, *shape[1:])
                 found.append(size * math.prod(shape) * self._width(spec.dtype))
         return found
+
+    def _all_crossings(self, tp: int, sp: bool) -> tuple[tuple[int, ...], ...]:
+        """Bytes a sample of each value that crosses each cut, of the first tensor part."""
+        graph = self.memory.graph
+        reader = {
+            value: index for index, layer in enumerate(graph.layers) for value in layer.inputs
+        }
+        found: list[list[int]] = [[] for _ in graph.layers[1:]]
+        for index, layer in enumerate(graph.layers):
+            plan = graph.tensor_plan(layer.name)
+            for output, spec in layer.outputs.items():
+                shape = tuple(spec.shape)
+                if plan is not None:
+                    shape = plan.output_shape(output, shape, tp, 0, sp=sp)
+                n_bytes = math.prod(shape) * self._width(spec.dtype)
+                for cut in range(index, reader.get(f"{layer.name}.{output}", index)):
+                    found[cut].append(n_bytes)
+        return tuple(map(tuple, found))
 
     def _width(self, dtype: str) -> int:
         """Bytes of an element of that name; a bool takes one."""

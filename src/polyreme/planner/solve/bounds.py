@@ -82,8 +82,12 @@ def priced(instance: Instance, prices: Multipliers) -> Bound:
     )
 
 
-def ascend(instance: Instance, *, above: float, rounds: int = 120) -> list[Bound]:
+def ascend(
+    instance: Instance, *, above: float, rounds: int = 120
+) -> tuple[list[Bound], Bound | None]:
     """Bounds of better and better multipliers by the subgradient method; the best one first.
+
+    And the one whose assignment fits and takes least, if any fits.
 
     Ends when one reaches `above`. The others are of the same memory prices with a part of those
     of the longest stage (half, none): stronger for labels whose stage is known to be long.
@@ -96,13 +100,17 @@ def ascend(instance: Instance, *, above: float, rounds: int = 120) -> list[Bound
     )
     best = priced(instance, prices)
     if not np.isfinite(best.value):
-        return [best]
+        return [best], None
     step, stalled = 1.0, 0
-    now = best
+    now, fitting, least_s = best, None, np.inf
     for _ in range(rounds):
         if best.value >= above:
             break
         took, crossing, held = instance.stage_times(now.stages, now.strategies)
+        if (held <= instance.capacity).all():
+            value = instance.total_s(took, crossing)
+            if value < least_s:
+                fitting, least_s = now, value
         up_s = np.concatenate([took, crossing])
         over = held / instance.capacity - 1
         goal = above if np.isfinite(above) else abs(now.value) * 1.05
@@ -139,7 +147,7 @@ def ascend(instance: Instance, *, above: float, rounds: int = 120) -> list[Bound
                 byte=best.prices.byte,
             )
             found.append(priced(instance, less))
-    return found
+    return found, fitting
 
 
 def _on_simplex(values: Array, total: float) -> Array:

@@ -6,6 +6,7 @@ Zang 1980; Dumitrescu and Boland 2003), with the stage of UniAP's programme in t
 
 from __future__ import annotations
 
+import contextlib
 import time
 from dataclasses import dataclass, replace
 
@@ -14,6 +15,7 @@ import numpy.typing as npt
 
 from .bounds import Bound, ascend
 from .instance import Array, Assignment, Instance
+from .segments import TooWide, is_apart, segments
 
 TOLERANCE = 1e-9  # relative: labels, and objectives, that differ by less are equal
 _WIDTHS = (300, 5_000, 100_000, 10**9)  # labels kept of each layer, pass by pass
@@ -50,9 +52,14 @@ def exact(instance: Instance, *, below: float = np.inf, deadline_s: float = 60.0
 
 
 def _chain(instance: Instance, below: float, end_s: float) -> Assignment:
-    bounds = ascend(instance, above=below)
+    families = _families(instance)
+    instance = _thinned(instance, families)
+    if is_apart(families):
+        with contextlib.suppress(TooWide):
+            return segments(instance, below)
+    bounds, fitting = ascend(instance, above=below)
     best = Assignment(bound_s=bounds[0].value)
-    for bound in bounds[:1]:
+    for bound in filter(None, (bounds[0], fitting)):
         value = instance.objective_s(bound.stages, bound.strategies)
         if value < below:
             below = value
@@ -62,7 +69,7 @@ def _chain(instance: Instance, below: float, end_s: float) -> Assignment:
     if bounds[0].value >= below * (1 - TOLERANCE):
         return replace(best, proved=True, bound_s=min(best.bound_s, below))
     for width in _WIDTHS:
-        found, dropped = _pass(instance, bounds, below, width)
+        found, dropped = _pass(instance, families, bounds, below, width)
         if found.objective_s < below:
             best, below = replace(found, bound_s=best.bound_s), found.objective_s
         if dropped >= below * (1 - TOLERANCE):
@@ -71,6 +78,33 @@ def _chain(instance: Instance, below: float, end_s: float) -> Assignment:
         if time.monotonic() > end_s:
             break
     return best
+
+
+def _families(instance: Instance) -> Index:
+    """Of each layer and strategy a number: the same where all tensors come and go alike."""
+    ways = (instance.inside, instance.between)
+    found = np.zeros(instance.time.shape[1:], dtype=np.int64)
+    if all((each == each[:, :1, :1]).all() for each in ways):
+        return found
+    for u in range(instance.n_layers):
+        coming = [each[u - 1].T for each in ways] if u else []
+        going = [each[u] for each in ways] if u + 1 < instance.n_layers else []
+        if coming or going:
+            rows = np.hstack([*coming, *going])
+            found[u] = np.unique(rows, axis=0, return_inverse=True)[1].reshape(-1)
+    return found
+
+
+def _thinned(instance: Instance, families: Index) -> Instance:
+    """Without strategies that another of the family is never worse than, on any stage."""
+    time = instance.time.copy()
+    for u in range(instance.n_layers):
+        both = np.concatenate([instance.time[:, u], instance.memory[:, u]])  # (2 S, K)
+        kin = families[u][:, None] == families[u][None, :]
+        as_good = kin & (both[:, :, None] <= both[:, None, :]).all(axis=0)  # [k, j]: k for j
+        better = as_good & (~as_good.T | np.triu(np.ones_like(as_good), 1))  # of equals the first
+        time[:, u, better.any(axis=0)] = np.inf
+    return replace(instance, time=time)
 
 
 @dataclass
@@ -117,7 +151,7 @@ def _joined(parts: list[_Labels]) -> _Labels:
 
 
 def _pass(
-    instance: Instance, bounds: list[Bound], below: float, width: int
+    instance: Instance, families: Index, bounds: list[Bound], below: float, width: int
 ) -> tuple[Assignment, float]:
     """The best found with so many labels a layer, and the lowest bound of those dropped."""
     rests = np.stack([bound.rest for bound in bounds])
@@ -162,7 +196,7 @@ def _pass(
             return Assignment(), dropped
         chosen = np.argsort(lower, kind="stable")
         labels, lower = labels.take(chosen), lower[chosen]
-        kept = _undominated(labels)
+        kept = _undominated(labels, families[layer])
         labels, lower = labels.take(kept), lower[kept]
         if len(labels) > width:
             dropped = min(dropped, float(lower[width]))
@@ -239,13 +273,13 @@ def _go(
     )
 
 
-def _undominated(labels: _Labels) -> Index:
-    """Rows that no other row of the same stage and strategy is at least as good as in all.
+def _undominated(labels: _Labels, families: Index) -> Index:
+    """Rows that no other row of the same stage and family is at least as good as in all.
 
     Rows come by their bounds, and stay so.
     """
     keys = np.stack([labels.total, labels.longest, labels.took, labels.held], axis=1)
-    group = labels.stage * (labels.strategy.max(initial=0) + 1) + labels.strategy
+    group = labels.stage * len(families) + families[labels.strategy]
     order = np.lexsort((keys[:, 0], group))
     starts = np.flatnonzero(np.diff(group[order], prepend=-1))
     kept = [

@@ -1,42 +1,36 @@
-"""Every draft of the space in turn: what people do by hand, and the oracle of other solvers."""
+"""One strategy for all layers, on stages as equal in time as can be: what people do by hand."""
 
 from __future__ import annotations
 
-import time
+import numpy as np
 
-from ...graph.layer import LayerGraph
-from ..space import Space
-from . import Candidate, Cost, Fit, Solution
+from ..stages import balanced
+from .instance import Assignment, Instance
 
 
-def grid(graph: LayerGraph, space: Space, cost: Cost, memory: Fit, deadline_s: float) -> Solution:
-    """Price every draft; of equal times the first, which is the simplest, wins.
+def grid(instance: Instance) -> Assignment:
+    """The best of each strategy in turn.
 
-    Source: exhaustive search. Past the deadline the rest of the space stays unseen and nothing is
-    proved.
+    A layer to which the strategy is not offered runs as is fastest for it. Nothing is proved.
     """
-    assert space.layers == tuple(layer.name for layer in graph.layers)
-    end_s = time.monotonic() + deadline_s
-    candidates: list[Candidate] = []
-    complete = True
-    for draft in space.drafts():
-        if candidates and time.monotonic() > end_s:
-            complete = False
-            break
-        candidates.append(Candidate(draft=draft, time=cost(draft), room=memory(draft)))
-    candidates.sort(key=_rank)
-    best = candidates[0]
-    proved = complete and best.room.fits
-    return Solution(
-        candidates=tuple(candidates),
-        objective_s=best.time.step_s,
-        bound_s=min(kept.time.step_s for kept in candidates if kept.room.fits) if proved else 0.0,
-        proved=proved,
-    )
-
-
-def _rank(candidate: Candidate) -> tuple[bool, float]:
-    """Fitting ones by time (equal to 12 digits is equal), the others by what is missing."""
-    if candidate.room.fits:
-        return False, float(f"{candidate.time.step_s:.12g}")
-    return True, candidate.room.over_bytes
+    best = Assignment()
+    if instance.is_hopeless:
+        return best
+    layers = np.arange(instance.n_layers)
+    times = instance.time.min(axis=0)
+    placed = np.isfinite(instance.time).any(axis=2)
+    fastest = times.argmin(axis=1)
+    for strategy in range(instance.n_strategies):
+        if not np.isfinite(times[:, strategy]).any():
+            continue
+        chosen = np.where(np.isfinite(times[:, strategy]), strategy, fastest)
+        sizes = balanced(tuple(times[layers, chosen]), instance.n_stages)
+        stages = np.repeat(np.arange(instance.n_stages), sizes).tolist()
+        if not placed.all():  # stages are given: each layer has one
+            stages = placed.argmax(axis=0).tolist()
+        value = instance.objective_s(stages, chosen.tolist())
+        if value < best.objective_s:
+            best = Assignment(
+                stages=tuple(stages), strategies=tuple(chosen.tolist()), objective_s=value
+            )
+    return best

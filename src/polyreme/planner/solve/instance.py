@@ -101,6 +101,10 @@ class Instance:
         took, crossing, held = self.stage_times(stages, strategies)
         if (held > self.capacity).any():
             return float("inf")
+        return self.total_s(took, crossing)
+
+    def total_s(self, took: Array, crossing: Array) -> float:
+        """Seconds of a step of such stages and borders."""
         longest = max(took.max(), crossing.max(initial=0.0))
         return float(self.alpha * (took.sum() + crossing.sum()) + self.beta * longest)
 

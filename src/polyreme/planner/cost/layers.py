@@ -1,0 +1,202 @@
+"""Seconds and bytes of single layers, by strategy: what solvers of assignments add up.
+
+What a layer exchanges once a step counts for each microbatch by its share, as in UniAP's cost of
+gradients. Left out, because it is not a sum over layers: that neighbours hide each other's
+exchanges, what is gathered ahead, what only one layer of a stage holds at a time. Plans that
+solvers find are therefore priced again, as whole steps.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from typing import Any
+
+import numpy as np
+
+from ...plan.order import ORDERS
+from ...plan.order.kind import Order
+from ...plan.play import Costs
+from ..draft import Draft, Strategy
+from ..outline import Outline
+from ..room import Fitting
+from ..solve.instance import Array, Instance
+from .memory import SLACK_SHARE
+from .pipeline import StepCost
+
+
+class LayerCosts:
+    """Instances of outlines of one number of tensor parts."""
+
+    def __init__(self, cost: StepCost, fitting: Fitting) -> None:
+        self.cost, self.fitting = cost, fitting
+        self._memory, self._profile = fitting.memory, fitting.profile
+        self._graph = self._memory.graph
+        names = [layer.name for layer in self._graph.layers]
+        last = self._graph.output.rpartition(".")[0]
+        # One layer of each class stands for all; the last one differs by its loss.
+        keys = [(self._memory.classes.layer_of[name], name == last) for name in names]
+        firsts = dict(zip(reversed(keys), reversed(names), strict=True))
+        self._kinds = list(firsts.values())
+        self._index = np.array([list(firsts).index(key) for key in keys])
+        self._least_pass_s = functools.cache(self._all_passes_s)
+        self._crossing = functools.cache(cost.crossing_s)
+        self._known: dict[Any, float] = {}
+
+    def instance(self, outline: Outline) -> Instance:
+        """The numbers of an outline."""
+        space, microbatches = outline.space, outline.microbatches
+        order = ORDERS[space.order] if space.order else None
+        n_stages, n = len(space.sizes) or 1, len(self._graph.layers)
+        draft = self._draft(outline)
+        size, pp = draft.microbatch, space.pp
+        time = np.array(
+            [
+                [
+                    np.inf
+                    if strategy.recompute and name in space.normed
+                    else sum(self.cost.passes_s(name, strategy, size, pp))
+                    + self._once(name, strategy, pp, microbatches, size, draft) / microbatches
+                    for strategy in outline.strategies
+                ]
+                for name in self._kinds
+            ]
+        )[self._index]
+        stored, saved = self._bytes(outline)
+        memory = np.stack(
+            [
+                stored[self._index] + held * size * saved[self._index]
+                for held in self._in_flight(order, pp, n_stages, microbatches)
+            ]
+        )
+        k = len(outline.strategies)
+        between = np.zeros((n - 1, k, k))
+        if n_stages > 1:
+            between += np.array(self._crossing(outline.layout, pp, size))[:, None, None]
+        alpha, beta = _weights(outline)
+        return Instance(
+            time=np.broadcast_to(time, (n_stages, n, k)),
+            memory=memory,
+            capacity=self._capacity(outline, order, n_stages, size),
+            inside=np.zeros((n - 1, k, k)),
+            between=between,
+            alpha=alpha,
+            beta=beta,
+        )
+
+    def least_s(self, outline: Outline) -> float:
+        """A time that no assignment goes below: computation alone, shared out evenly."""
+        draft = self._draft(outline)
+        total_s = self._least_pass_s(outline.layout.tp, draft.microbatch)
+        n_stages = len(outline.space.sizes) or 1
+        alpha, beta = _weights(outline)
+        return alpha * total_s + beta * total_s / n_stages
+
+    def _all_passes_s(self, tp: int, size: int) -> float:
+        """Both passes of all layers over a microbatch, of one tensor part."""
+        once = Strategy(tp=tp)
+        return sum(
+            sum(self.cost.data.layer_passes(layer.name, once, size))
+            / self.cost.traffic.parts.share(layer.name, once)
+            for layer in self._graph.layers
+        )
+
+    def _draft(self, outline: Outline) -> Draft:
+        """One that stands for the layout, where prices ask for a draft."""
+        alike = dict.fromkeys(outline.space.layers, outline.layout)
+        return outline.space.draft(alike, outline.microbatches)
+
+    def _once(
+        self,
+        name: str,
+        strategy: Strategy,
+        pp: int,
+        microbatches: int,
+        size: int,
+        draft: Draft,
+    ) -> float:
+        """What a layer's parameters take once a step; the switches of a draft are those of all."""
+        key = (name, strategy, pp, microbatches, size)
+        if key not in self._known:
+            self._known[key] = self.cost.data.layer_s(name, strategy, pp, microbatches, size, draft)
+        return self._known[key]
+
+    def _bytes(self, outline: Outline) -> tuple[Array, Array]:
+        """Of each class and strategy: stored bytes, and what a sample leaves for its backward."""
+        stored, saved = [], []
+        for name in self._kinds:
+            times = self._profile.layers[self._graph.layer(name).kind]
+            row, row_saved = [], []
+            for strategy in outline.strategies:
+                held = self._memory.layer_storage(name, strategy, 0)
+                states = held.parameters + held.gradients + held.optimizer
+                buffers = self._memory.kept_bytes(name, strategy, outline.microbatches)
+                buffers += self._memory.classes.shapes[name].buffer_bytes
+                row.append(states + (1 + SLACK_SHARE) * buffers)
+                each = (
+                    times.recompute_bytes_per_sample
+                    if strategy.recompute
+                    else times.saved_bytes_per_sample
+                )
+                parts = strategy.tp if strategy.sp else 1
+                row_saved.append((1 + SLACK_SHARE) * each / parts)
+            stored.append(row)
+            saved.append(row_saved)
+        return np.array(stored, float), np.array(saved, float)
+
+    @staticmethod
+    def _in_flight(order: Order | None, pp: int, n_stages: int, microbatches: int) -> list[int]:
+        """The most microbatches of each stage that are forward and not yet backward."""
+        if order is None:
+            return [1]
+        found = [order.in_flight(stage, pp, microbatches) for stage in range(n_stages)]
+        if None not in found:
+            return [each for each in found if each is not None]
+        return _played_in_flight(order, pp, n_stages, microbatches)
+
+    def _capacity(self, outline: Outline, order: Order | None, n_stages: int, size: int) -> Array:
+        """Bytes that each stage has for its layers; ranks with several share theirs out evenly."""
+        cluster, profile = self.fitting.cluster, self._profile
+        have = [
+            cluster.device_types[host.device_type].memory_bytes
+            for host in cluster.hosts
+            for _ in range(host.n_devices)
+        ]
+        n, pp = outline.layout.n_devices, outline.space.pp
+        of_rank = [min(have[rank * n : (rank + 1) * n]) for rank in range(pp)]
+        placed = order.placements(pp) if order is not None else ((0,),)
+        shared = (order.chunks * order.copies) if order is not None else 1
+        capacity = np.array(
+            [min(of_rank[rank] for rank in ranks) / shared for ranks in placed], dtype=float
+        )
+        capacity -= profile.context_bytes / shared
+        logits = self._memory.loss_bytes(outline.layout) * size
+        capacity[-1] -= (1 + SLACK_SHARE) * logits
+        if n_stages == 1:  # which has the layer whose gradients take most while they are reduced
+            reducing = (
+                min(self._memory.reducing_bytes(name, each) for each in outline.strategies)
+                for name in self._kinds
+            )
+            capacity -= (1 + SLACK_SHARE) * max(reducing)
+        found: Array = np.maximum(capacity, 1.0)
+        return found
+
+
+def _weights(outline: Outline) -> tuple[float, float]:
+    """What of a step is the sum of all stages, and what the longest of them again and again."""
+    if not outline.space.order:
+        return 1.0, outline.microbatches - 1.0
+    chunks = ORDERS[outline.space.order].chunks
+    return 1 / chunks, outline.microbatches * chunks - 1.0
+
+
+@functools.cache
+def _played_in_flight(order: Order, pp: int, n_stages: int, microbatches: int) -> list[int]:
+    held: Any = np.zeros(n_stages, int)
+    most = np.zeros(n_stages, int)
+    for own in order.actions(pp, microbatches, Costs.equal(n_stages)):
+        held[:] = 0
+        for action in own:
+            held[action.stage] += (action.kind == "F") - (action.kind in "BW")
+            most = np.maximum(most, held)
+    return [max(1, math.ceil(each)) for each in most.tolist()]

@@ -1,0 +1,119 @@
+"""All spaces that the user's fixes leave: tensor parts and pipeline ranks that are not fixed."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator, Mapping
+
+import msgspec
+
+from ..cluster.types import Cluster
+from ..errors import ConfigError
+from ..graph.layer import LayerGraph
+from ..plan.degrees import refused_sp, refused_tp
+from ..plan.ir import Workload
+from ..plan.options import Parallel
+from ..profile.record import Profile
+from .cost.data import DataCost
+from .cost.layers import LayerCosts
+from .cost.memory import Memory
+from .cost.pipeline import StepCost
+from .room import Fitting
+from .space import ALL_COUNTS_UP_TO, Space, offer
+
+
+class Prices:
+    """Costs by the number of tensor parts, made once each."""
+
+    def __init__(
+        self, graph: LayerGraph, cluster: Cluster, profile: Profile, workload: Workload
+    ) -> None:
+        self._given = graph, cluster, profile, workload
+        self.of = functools.cache(self._of)
+
+    def fitting(self, tp: int, cluster: Cluster) -> Fitting:
+        """Rooms on another cluster."""
+        return Fitting(self.of(tp).fitting.memory, self._given[2], cluster)
+
+    def _of(self, tp: int) -> LayerCosts:
+        graph, cluster, profile, workload = self._given
+        memory = Memory(graph, workload, tp)
+        fitting = Fitting(memory, profile, cluster)
+        return LayerCosts(StepCost(DataCost(memory, profile, cluster)), fitting)
+
+
+def spaces(
+    graph: LayerGraph,
+    cluster: Cluster,
+    workload: Workload,
+    parallel: Parallel,
+    *,
+    all_devices: bool = False,
+    seconds: Mapping[str, float] | None = None,
+) -> Iterator[Space]:
+    """One for each number of tensor parts, split tokens or not, and of pipeline ranks.
+
+    The first is that of fewest of them. With `all_devices` those that leave more unused than
+    others have to are left out.
+
+    Raises:
+        ConfigError: a fix is impossible here, or together they leave nothing.
+    """
+    found = _offered(graph, cluster, workload, parallel, all_devices, seconds)
+    if all_devices:
+        known = list(found)
+        most = max(_used(space) for space in known)
+        found = (space for space in known if _used(space) == most)
+    yield from found
+
+
+def _used(space: Space) -> int:
+    """The most devices that a draft of a space takes."""
+    return space.pp * max(strategy.n_devices for strategy in space.strategies)
+
+
+def _offered(
+    graph: LayerGraph,
+    cluster: Cluster,
+    workload: Workload,
+    parallel: Parallel,
+    all_devices: bool,
+    seconds: Mapping[str, float] | None,
+) -> Iterator[Space]:
+    refused: ConfigError | None = None
+    empty = True
+    for each in _cuts(graph, cluster, parallel):
+        try:
+            space = offer(graph, cluster, workload, each, all_devices=all_devices, seconds=seconds)
+        except ConfigError as error:
+            refused = refused or error
+            continue
+        empty = False
+        yield space
+    if empty:
+        assert refused is not None, "there is a cut for each fix"
+        raise refused
+
+
+def _cuts(graph: LayerGraph, cluster: Cluster, parallel: Parallel) -> Iterator[Parallel]:
+    n = cluster.n_devices
+    tps = [parallel.tp] if parallel.tp else [tp for tp in range(1, n + 1) if _parts(graph, n, tp)]
+    for tp in tps:
+        for sp in _tokens(graph, tp, parallel):
+            most = max(1, min(n // tp, len(graph.layers)))
+            pps = [parallel.pp] if parallel.pp else range(1, most + 1)
+            for pp in pps:
+                if n > ALL_COUNTS_UP_TO and not (parallel.pp and parallel.tp) and n % (tp * pp):
+                    continue
+                yield msgspec.structs.replace(parallel, tp=tp, sp=sp, pp=pp)
+
+
+def _parts(graph: LayerGraph, n: int, tp: int) -> bool:
+    return (n <= ALL_COUNTS_UP_TO or n % tp == 0) and refused_tp(graph, tp) is None
+
+
+def _tokens(graph: LayerGraph, tp: int, parallel: Parallel) -> tuple[bool | None, ...]:
+    """Whether tokens are split: as the user says, or both where it can be."""
+    if parallel.sp is not None or parallel.tp is not None:
+        return (parallel.sp,)
+    return (None, True) if tp > 1 and refused_sp(graph, tp) is None else (None,)

@@ -1,0 +1,41 @@
+"""What all layers of a draft share: how devices are cut, and the batch, before layers choose."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import msgspec
+
+from .draft import Strategy
+from .space import Space
+
+
+class Outline(msgspec.Struct, frozen=True, kw_only=True):
+    """Strategies of one layout that are offered to each layer, in so many microbatches.
+
+    The first of `strategies` stands for the layout: replica, shard, tp and sp are the same in all.
+    """
+
+    space: Space
+    strategies: tuple[Strategy, ...]
+    microbatches: int
+
+    @property
+    def layout(self) -> Strategy:
+        """One strategy of the layout."""
+        return self.strategies[0]
+
+
+def outlines(space: Space) -> Iterator[Outline]:
+    """All of a space, those of the fewest microbatches first."""
+    layouts: dict[tuple[int, int], list[Strategy]] = {}
+    for strategy in space.strategies:
+        layouts.setdefault((strategy.replica, strategy.shard), []).append(strategy)
+    for strategies in layouts.values():
+        for microbatches in space.counts(strategies[0].data):
+            yield Outline(space=space, strategies=_offered(strategies), microbatches=microbatches)
+
+
+def _offered(strategies: Sequence[Strategy]) -> tuple[Strategy, ...]:
+    """Each once: without shards a level changes nothing."""
+    return tuple(dict.fromkeys(strategies))

@@ -1,0 +1,154 @@
+"""Every way to cut devices and batch, the most promising first, each solved to its optimum."""
+
+from __future__ import annotations
+
+import functools
+import heapq
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from itertools import count
+
+import numpy as np
+
+from .cost.layers import LayerCosts
+from .draft import Draft
+from .outline import Outline, outlines
+from .solve.instance import Array, Assignment, Instance
+from .space import Space
+
+N_BEST = 20
+_TIGHTENINGS = 8
+
+Solve = Callable[[Instance], Assignment]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Swept:
+    """Drafts of different outlines by rising objective, with it.
+
+    No draft that fits has an objective below `bound_s`.
+    """
+
+    found: tuple[tuple[float, Draft], ...]
+    bound_s: float
+
+
+@dataclass(kw_only=True)
+class _Offered:
+    """An outline; its numbers are made when they are needed."""
+
+    outline: Outline
+    costs: LayerCosts
+
+    @functools.cached_property
+    def instance(self) -> Instance:
+        """The numbers, with stages where the user fixed them."""
+        return _placed(self.costs.instance(self.outline), self.outline.space)
+
+
+@dataclass(kw_only=True)
+class _Open:
+    """An outline under way; `relaxed_s` is the optimum where only sums over layers must fit."""
+
+    offered: _Offered
+    instance: Instance | None = None
+    relaxed_s: float | None = None
+    draft: Draft | None = None
+    left: int = _TIGHTENINGS
+
+
+class Sweep:
+    """All outlines of some spaces, each with what no assignment of it goes below."""
+
+    def __init__(self, priced: Iterable[tuple[Space, LayerCosts]]) -> None:
+        self._offered = [
+            (costs.least_s(outline), _Offered(outline=outline, costs=costs))
+            for space, costs in priced
+            for outline in outlines(space)
+        ]
+
+    def __call__(self, solve: Solve, *, end_s: float, n_best: int = N_BEST) -> Swept:
+        """The drafts of the lowest objectives that fit, one of each outline.
+
+        An outline is solved when no other has a lower bound; where the optimum of its sums over
+        layers does not fit after all, it is solved again with that much less memory.
+        """
+        number = count()
+        heap = [(bound, next(number), _Open(offered=each)) for bound, each in self._offered]
+        heapq.heapify(heap)
+        found: list[tuple[float, Draft]] = []
+        floor = np.inf  # of outlines whose optimum is not known
+        while heap and len(found) < n_best and (not found or time.monotonic() < end_s):
+            value, _, item = heapq.heappop(heap)
+            if item.instance is None:
+                item.instance = item.offered.instance
+                bound = _least_s(item.instance)
+                if np.isfinite(bound):
+                    heapq.heappush(heap, (max(bound, value), next(number), item))
+                continue
+            if item.draft is not None:
+                over = item.offered.costs.fitting.shortfalls(item.draft)
+                if max(over) <= 0:
+                    found.append((value, item.draft))
+                    continue
+                floor = min(floor, item.relaxed_s or value)
+                if not item.left:
+                    continue
+                item.instance = _tightened(item.instance, item.draft, over)
+                item.left -= 1
+            solved = solve(item.instance)
+            if not solved.proved:
+                floor = min(floor, solved.bound_s)
+            if solved.stages:
+                item.relaxed_s = item.relaxed_s or solved.objective_s
+                item.draft = _draft(item.offered.outline, solved)
+                heapq.heappush(heap, (solved.objective_s, next(number), item))
+        least = [value for value, _ in found] + [value for value, _, _ in heap]
+        return Swept(found=tuple(found), bound_s=min([floor, *least]))
+
+
+def _draft(outline: Outline, solved: Assignment) -> Draft:
+    space = outline.space
+    strategies = {
+        name: outline.strategies[k] for name, k in zip(space.layers, solved.strategies, strict=True)
+    }
+    stages = tuple(
+        tuple(name for name, at in zip(space.layers, solved.stages, strict=True) if at == stage)
+        for stage in range(len(space.sizes))
+    )
+    return space.draft(strategies, outline.microbatches, stages)
+
+
+def _placed(instance: Instance, space: Space) -> Instance:
+    """With the stages that the user fixed, if any."""
+    if space.parallel.stages is None or len(space.sizes) < 2:
+        return instance
+    stage_of = np.repeat(np.arange(len(space.sizes)), space.sizes)
+    elsewhere = stage_of[None, :] != np.arange(len(space.sizes))[:, None]
+    return replace(instance, time=np.where(elsewhere[:, :, None], np.inf, instance.time))
+
+
+def _least_s(instance: Instance) -> float:
+    """What no assignment goes below, memory aside but for the sum of all; cheap."""
+    if (
+        instance.is_hopeless
+        or instance.memory.min(axis=2).min(axis=0).sum() > instance.capacity.sum()
+    ):
+        return float("inf")
+    each = instance.time.min(axis=2).min(axis=0)
+    longest = max(float(each.max()), float(each.sum()) / instance.n_stages)
+    crossing = instance.between.min(axis=(1, 2)) if instance.n_stages > 1 else np.zeros(0)
+    sent = np.sort(crossing)[: instance.n_stages - 1].sum()
+    return float(instance.alpha * (each.sum() + sent) + instance.beta * longest)
+
+
+def _tightened(instance: Instance, draft: Draft, over: tuple[int, ...]) -> Instance:
+    """With less memory on the stages of ranks that lack some."""
+    capacity: Array = instance.capacity.copy()
+    for stage, ranks in enumerate(draft.holders):
+        lacking = max(over[rank] for rank in ranks)
+        if lacking > 0:
+            sharing = sum(ranks[0] in held for held in draft.holders)
+            capacity[stage] -= lacking / sharing + 1
+    return replace(instance, capacity=np.maximum(capacity, 1.0))

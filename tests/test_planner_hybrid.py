@@ -1,0 +1,126 @@
+"""The whole search: stages, strategies that differ by layer, and what people do by hand."""
+
+from __future__ import annotations
+
+import itertools
+
+import msgspec
+import numpy as np
+import pytest
+
+from planner_toy import cluster, profile, toy, workload
+from polyreme.errors import ConfigError
+from polyreme.plan.check import check
+from polyreme.plan.options import Parallel
+from polyreme.planner.cost.data import DataCost
+from polyreme.planner.cost.memory import Memory
+from polyreme.planner.hybrid import Prices, spaces
+from polyreme.planner.search import price, search
+from polyreme.planner.space import write_plan
+
+GRAPH = toy(4, tied=False)
+replace = msgspec.structs.replace
+
+
+def _search(parallel=None, *, n=4, batch=12, memory=2**30, graph=GRAPH, top=1, **figures):
+    return search(
+        graph,
+        cluster(n, memory_bytes=memory),
+        profile(**figures),
+        workload(batch),
+        parallel or Parallel(),
+        top=top,
+    )
+
+
+def _need(plan):
+    return max(sum(causes.values()) for causes in plan.estimate.memory)
+
+
+def test_what_one_sample_leaves_no_other_way_is_split_into_stages():
+    """One sample has one data rank, and these layers have no tensor parts."""
+    whole = _search(Parallel(pp=1), batch=1)[0]
+    (plan,) = _search(batch=1, memory=_need(whole) * 9 // 10)
+    assert len(plan.stages) > 1
+    assert _need(plan) < _need(whole)
+    assert plan.search.proved
+
+
+@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.slice(4)
+def test_no_plan_by_hand_is_faster(seed):
+    rng = np.random.default_rng(seed)
+    n, batch = int(rng.integers(2, 9)), int(rng.integers(4, 17))
+    figures = {
+        "saved_bytes": int(rng.integers(100, 5000)),
+        "collective_ms": float(rng.uniform(0, 3)),
+        "overlap": float(rng.uniform()),
+    }
+    where = cluster(n, memory_bytes=int(rng.integers(15_000, 60_000)))
+    given = GRAPH, where, profile(**figures), workload(batch)
+    best = search(*given, Parallel(), top=1)[0].estimate.step_s
+    by_hand = []
+    ordered = Prices(*given).of(1).cost.ordered
+    for space in spaces(GRAPH, where, workload(batch), Parallel()):
+        for draft in itertools.islice(space.drafts(), 0, None, 5):
+            plan = price(*given, write_plan(ordered(draft), workload(batch)))
+            if _need(plan) <= where.device_types["round"].memory_bytes:
+                by_hand.append(plan.estimate.step_s)
+    assert by_hand
+    assert best <= min(by_hand) * (1 + 1e-9)
+
+
+def test_layers_run_unlike_where_memory_is_left_for_some():
+    """Between what all layers need and what all need recomputed, some are recomputed."""
+    fixed = Parallel(replica=1, shard=1, pp=1, microbatch=12)
+    figures = {"saved_bytes": 20_000}
+    kept = _search(replace(fixed, recompute="none"), n=1, **figures)[0]
+    again = _search(replace(fixed, recompute="all"), n=1, **figures)[0]
+    between = (_need(kept) + _need(again)) // 2
+    (plan,) = _search(fixed, n=1, memory=between, **figures)
+    recomputed = sum(each.recompute for each in plan.layer_plans.values())
+    assert 0 < recomputed < len(GRAPH.layers)
+    assert kept.estimate.step_s < plan.estimate.step_s < again.estimate.step_s
+
+
+def test_stages_that_the_user_fixed_stay():
+    sizes = (1, 5, 2)
+    assert sum(sizes) == len(GRAPH.layers) + 1, "one too many: refused"
+    with pytest.raises(ConfigError, match=r"stages"):
+        _search(Parallel(pp=3, stages=sizes))
+    (plan,) = _search(Parallel(pp=3, stages=(1, 4, 2)))
+    assert [len(stage.layers) for stage in plan.stages] == [1, 4, 2]
+
+
+def test_devices_that_were_asked_for_are_all_used():
+    given = GRAPH, cluster(4), profile(collective_ms=1000), workload(12)
+    (lone,) = search(*given, Parallel(), top=1)
+    (plan,) = search(*given, Parallel(), top=1, all_devices=True)
+    assert lone.search.unused_devices
+    assert not plan.search.unused_devices
+    assert check(plan, GRAPH, cluster(4), workload(12)) == []
+
+
+def test_groups_spread_over_the_hosts_that_they_lie_on():
+    """Tensor parts lie beside each other, replicas a host apart, stages farthest."""
+    memory = Memory(GRAPH, workload())
+    hosts = DataCost(memory, profile(), cluster(4, 4, 4, 4))._n_hosts
+    assert hosts(2, 1, 4, 1) | {"holders": 0} == {
+        "parts": 1,
+        "shards": 1,
+        "replicas": 2,
+        "data": 2,
+        "stages": 1,
+        "holders": 0,
+    }
+    assert hosts(1, 4, 2, 2)["shards"] == 2
+    assert hosts(1, 1, 8, 2)["parts"] == 2
+    assert hosts(1, 2, 2, 2)["stages"] == 2
+    assert hosts(1, 2, 1, 2)["stages"] == 1
+
+
+def test_each_space_is_priced_once_and_no_cell_is_lost():
+    found = list(spaces(GRAPH, cluster(6), workload(), Parallel()))
+    assert [space.pp for space in found] == [1, 2, 3, 4, 5, 6]
+    prices = Prices(GRAPH, cluster(6), profile(), workload())
+    assert prices.of(1) is prices.of(1)
