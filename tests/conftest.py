@@ -16,14 +16,19 @@ from pool import Pool
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Of a test marked `slice(n)` only n rows, the same ones always, are not `long`."""
+    """Of a test marked `slice(n)` only n rows, the same ones always, are not `long`.
+
+    With `slice(rows=...)` they are those of these numbers.
+    """
     rows: dict[tuple[str, str], list[pytest.Item]] = defaultdict(list)
     for item in items:
         if item.get_closest_marker("slice"):
             rows[str(item.path), item.nodeid.partition("[")[0]].append(item)
     for (_, name), each in rows.items():
-        (n,) = each[0].get_closest_marker("slice").args
-        kept = random.Random(name).sample(range(len(each)), min(n, len(each)))
+        marker = each[0].get_closest_marker("slice")
+        kept = marker.kwargs.get("rows")
+        if kept is None:
+            kept = random.Random(name).sample(range(len(each)), min(marker.args[0], len(each)))
         for number in set(range(len(each))) - set(kept):
             each[number].add_marker(pytest.mark.long)
 

@@ -32,6 +32,7 @@ def toy(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, warm: None):
     accelerator.unregister("toy")
 
 
+@pytest.mark.long
 def test_a_registered_accelerator_is_trained_on_within_its_memory(toy, tmp_path):
     summary = pr.train(SPEC, out=tmp_path / "run", devices=2)
     assert summary.status == "done"

@@ -282,7 +282,8 @@ def asked(process: subprocess.Popen[str], who: str) -> psutil.Process:
     return {"command": command, "zygote": zygote, "rank": zygote.children()[-1]}[who]
 
 
-@pytest.mark.parametrize("who", ["command", pytest.param("zygote", marks=pytest.mark.long), "rank"])
+@pytest.mark.slice(rows=[0])
+@pytest.mark.parametrize("who", ["command", "zygote", "rank"])
 def test_an_interrupted_run_leaves_a_checkpoint_and_exits_130(home: Path, who: str) -> None:
     process = subprocess.Popen(
         [sys.executable, "-m", "polyreme", "train", "spec.toml", "--set", "train.steps=100000",

@@ -55,7 +55,8 @@ def _train(home: Path, *more: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-@pytest.mark.parametrize("policy", ["stop", pytest.param("continue", marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("policy", ["stop", "continue"])
 def test_a_full_disk_is_said_with_bytes_and_the_policy_decides(disk, tmp_path, policy):
     """No traceback, though the report finds no room either; the checkpoint before it is whole."""
     done = _train(tmp_path, "--json", "--set", f"train.on_save_error={policy}")

@@ -227,6 +227,7 @@ def test_a_rank_may_end_in_order_when_interrupted(tmp_path: Path) -> None:
     assert [(tmp_path / f"{rank}.done").read_text() for rank in range(2)] == ["saved", "saved"]
 
 
+@pytest.mark.long
 def test_two_torchrun_agents_make_one_run(tmp_path: Path) -> None:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))

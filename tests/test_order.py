@@ -64,6 +64,7 @@ def test_weight_halves_fill_the_bubble(p: int, m: int) -> None:
     assert max(two.peak(rank) for rank in range(p)) == 2 * p - 1
 
 
+@pytest.mark.slice(rows=[0, 2])
 @pytest.mark.parametrize(("p", "m"), [(2, 4), (4, 8), (4, 12), (8, 16), (8, 32)])
 def test_two_directions_have_chimeras_bubble(p: int, m: int) -> None:
     costs = Costs.equal(p, forward=1.0, inputs=0.5, weights=0.5)
@@ -147,7 +148,7 @@ def test_an_order_that_is_none_lists_those_that_are() -> None:
 
 
 @pytest.mark.parametrize("name", ORDERS)
-@pytest.mark.slice(10)
+@pytest.mark.slice(7)
 def test_closed_forms_are_what_is_played(name: str) -> None:
     order = ORDERS[name]
     for p, m in ((1, 2), (2, 4), (3, 6), (4, 4), (4, 8), (5, 10), (6, 18)):

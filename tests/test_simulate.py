@@ -160,6 +160,7 @@ def test_a_folder_that_is_empty_or_of_a_run_is_written_beside_what_lies_there(
     assert (folder / "notes.txt").exists()
 
 
+@pytest.mark.long
 def test_a_run_that_diverges_without_a_bad_step_says_so_at_its_end(tmp_path: Path) -> None:
     (tmp_path / "spec.toml").write_text(spec.dump(api.read(SPEC)))
     wild = ("--set", "data_parallel.rule={kind='SGD', lr=1e4}")

@@ -117,8 +117,9 @@ def test_wrong_files_and_settings_are_refused(tmp_path: Path) -> None:
         assert refusals.complaints(said, reported) == [], (what, name)
 
 
-def test_whole_commands_end_with_2_and_no_traceback() -> None:
-    for fault in random.Random(4).sample(SINGLES, 6):
+@pytest.mark.parametrize("n", [2, pytest.param(6, marks=pytest.mark.long)])
+def test_whole_commands_end_with_2_and_no_traceback(n: int) -> None:
+    for fault in random.Random(4).sample(SINGLES, n):
         document = bad_specs.made(DOCUMENTS[fault.base], fault)
         Path("whole.toml").write_bytes(bad_specs.toml(document))
         done = subprocess.run(

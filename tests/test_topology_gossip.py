@@ -101,6 +101,7 @@ def _by_hand(graph: Graph, n: int, rounds: int, lr: float, order: str) -> torch.
     return x
 
 
+@pytest.mark.slice(12)
 @pytest.mark.parametrize("n", COUNTS)
 @pytest.mark.parametrize("graph", GRAPHS, ids=str)
 @pytest.mark.parametrize("order", ["step first", "step beside"])
@@ -109,6 +110,7 @@ def test_d_psgd_is_its_matrices(graph: Graph, n: int, order: Any) -> None:
     torch.testing.assert_close(got, _by_hand(graph, n, 9, 0.1, order), rtol=0, atol=1e-12)
 
 
+@pytest.mark.slice(8)
 @pytest.mark.parametrize("n", COUNTS)
 @pytest.mark.parametrize("graph", GRAPHS, ids=str)
 def test_without_loss_methods_are_d_psgd(graph: Graph, n: int) -> None:
@@ -249,6 +251,7 @@ def test_one_worker_is_alone(method: Method) -> None:
     torch.testing.assert_close(played.params[-1], expected, rtol=0, atol=1e-11)
 
 
+@pytest.mark.slice(16)
 @pytest.mark.parametrize("n", COUNTS)
 @pytest.mark.parametrize("graph", GRAPHS, ids=str)
 @pytest.mark.parametrize("method", [DPSGD(), SGP(), CHOCO()], ids=str)

@@ -1,0 +1,114 @@
+"""What the planner finds and how long it searches, on clusters of presets; and one instance alone.
+
+python benchmarks/planner.py searches    # models x clusters, from assumed profiles
+python benchmarks/planner.py solvers     # one outline: `exact` beside `miqp` on HiGHS
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Iterator
+
+import numpy as np
+
+from polyreme import spec as specs
+from polyreme.api import problem as problems
+from polyreme.api import steps
+from polyreme.plan.describe import describe
+from polyreme.planner.search import search
+from polyreme.planner.solve.exact import exact
+from polyreme.planner.solve.instance import Instance
+from polyreme.planner.solve.miqp import miqp
+
+SEARCHES = (
+    ("llama-7b", 4, 512),
+    ("llama-7b", 32, 512),
+    ("llama-13b", 64, 1024),
+    ("llama3-405b", 4096, 4096),
+)
+SIZES = ((16, 4, 2), (16, 8, 4), (32, 8, 4), (80, 12, 4), (80, 12, 8))  # layers, strategies, stages
+
+
+def searches() -> Iterator[str]:
+    """One line for each: the plan, its predicted step, seconds of the search."""
+    yield "model devices batch search_s proved step_s plan"
+    for preset, n_devices, batch in SEARCHES:
+        spec = specs.parse(
+            {
+                "model": {"preset": preset},
+                "data": {"kind": "tokens", "path": "tokens.bin", "vocab": 32000},
+                "train": {
+                    "steps": 1,
+                    "global_batch": batch,
+                    "seq_len": 2048,
+                    "precision": "bf16",
+                },
+            },
+            trusted=("data",),
+        )
+        problem = problems.pose(spec, cluster=f"preset:{n_devices}xH100")
+        profile = steps.assumed_profile(problem)
+        given = problem.graph, problem.cluster, profile, problem.workload, spec.parallel
+        plan = search(*given, top=1)[0]
+        assert plan.search is not None
+        assert plan.estimate is not None
+        yield (
+            f"{preset} {n_devices} {batch} {plan.search.search_s:.2f} {plan.search.proved} "
+            f"{plan.estimate.step_s:.3f} {describe(plan)}"
+        )
+
+
+def drawn(n_layers: int, n_strategies: int, n_stages: int, *, alike: bool) -> Instance:
+    """Strategies that trade time for memory; layers of one kind, or all different."""
+    rng = np.random.default_rng(n_layers * n_strategies)
+    rows = 1 if alike else n_layers
+    held = np.sort(rng.uniform(1, 4, (rows, n_strategies)))[:, ::-1]
+    time_s = np.sort(rng.uniform(1, 2, (rows, n_strategies)))
+    shape = (n_stages, n_layers, n_strategies)
+    between = np.full((n_layers - 1, n_strategies, n_strategies), 0.1)
+    memory = np.broadcast_to(held, (n_layers, n_strategies))
+    later = 1 + 0.1 * np.arange(n_stages)[::-1, None, None]
+    return Instance(
+        time=np.broadcast_to(time_s, shape).copy(),
+        memory=memory * later,
+        capacity=np.full(n_stages, 2.2 * n_layers / n_stages),
+        inside=np.zeros_like(between),
+        between=between,
+        beta=7.0,
+    )
+
+
+def solvers(limit_s: float) -> Iterator[str]:
+    """One line for each size: seconds of both, and that they agree."""
+    yield "layers strategies stages kinds exact_s miqp_s exact miqp"
+    for alike in (True, False):
+        for size in SIZES:
+            instance = drawn(*size, alike=alike)
+            start = time.perf_counter()
+            found = exact(instance)
+            exact_s = time.perf_counter() - start
+            start = time.perf_counter()
+            other = miqp(instance, deadline_s=limit_s)
+            miqp_s = time.perf_counter() - start
+            kinds = "one" if alike else "all"
+            yield (
+                f"{' '.join(map(str, size))} {kinds} {exact_s:.3f} "
+                f"{f'{miqp_s:.1f}' if other.proved else f'>{limit_s:.0f}'} "
+                f"{found.objective_s:.6f} {other.objective_s:.6f}"
+            )
+
+
+def main() -> None:
+    """See above."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("what", choices=("searches", "solvers"))
+    parser.add_argument("--limit", type=float, default=20.0, help="seconds for miqp")
+    arguments = parser.parse_args()
+    lines = searches() if arguments.what == "searches" else solvers(arguments.limit)
+    for line in lines:
+        print(line, flush=True)
+
+
+if __name__ == "__main__":
+    main()
