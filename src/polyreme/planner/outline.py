@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 
 import msgspec
@@ -19,6 +20,12 @@ class Outline(msgspec.Struct, frozen=True, kw_only=True):
     space: Space
     strategies: tuple[Strategy, ...]
     microbatches: int
+
+    @property
+    def microbatch(self) -> int:
+        """Samples of the largest microbatch."""
+        samples = math.ceil(self.space.workload.global_batch / self.layout.data)
+        return math.ceil(samples / self.microbatches)
 
     @property
     def layout(self) -> Strategy:

@@ -42,6 +42,11 @@ class Fitting:
         self.memory = memory
         self.profile = profile
         self.cluster = cluster
+        self.have_bytes = [
+            cluster.device_types[host.device_type].memory_bytes
+            for host in cluster.hosts
+            for _ in range(host.n_devices)
+        ]
 
     def __call__(self, draft: Draft) -> Room:
         """Bytes that the tightest device has and needs.
@@ -71,12 +76,7 @@ class Fitting:
 
     def shortfalls(self, draft: Draft) -> tuple[int, ...]:
         """Bytes that the fullest device of each pipeline rank lacks; below 0: has left."""
-        n = draft.strategy.n_devices
-        have = [
-            self.cluster.device_types[host.device_type].memory_bytes
-            for host in self.cluster.hosts
-            for _ in range(host.n_devices)
-        ]
+        n, have = draft.strategy.n_devices, self.have_bytes
         return tuple(
             sum(self.memory.causes(draft, self.profile, 0, pipe).values())
             - min(have[pipe * n : pipe * n + n])

@@ -151,7 +151,8 @@ def _estimate(draft: Draft, time: StepTime, fitting: Fitting) -> Estimate:
 
 def _all_alike(offered: Sequence[tuple[Space, LayerCosts]]) -> list[Draft]:
     """Every draft in which all layers run alike, where they are few."""
-    found = [draft for space, _ in offered for draft in itertools.islice(space.drafts(), FEW + 1)]
+    drafts = (draft for space, _ in offered for draft in space.drafts())
+    found = list(itertools.islice(drafts, FEW + 1))
     return found if len(found) <= FEW else []
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator, Mapping
 from itertools import accumulate, pairwise
 
@@ -206,8 +207,8 @@ def _strategies(
     meshes = [
         (n_ranks // shard, shard)
         for n_ranks in _device_counts(cluster, workload, parallel, all_devices)
-        for shard in range(1, min(n_ranks, largest_shard) + 1)
-        if n_ranks % shard == 0
+        for shard in divisors(n_ranks)
+        if shard <= largest_shard
         and parallel.shard in (None, shard)
         and parallel.replica in (None, n_ranks // shard)
     ]
@@ -224,6 +225,12 @@ def _strategies(
         for replica, shard in sorted(meshes, key=lambda mesh: (mesh[1], mesh[0]))
         for level in _levels(shard, parallel)
     )
+
+
+@functools.cache
+def divisors(n: int) -> tuple[int, ...]:
+    """All of them, the least first."""
+    return tuple(each for each in range(1, n + 1) if n % each == 0)
 
 
 def _levels(shard: int, parallel: Parallel) -> tuple[Level, ...]:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cache
-from itertools import accumulate, pairwise
+
+import numpy as np
 
 
 def balanced(seconds: Sequence[float], n_stages: int) -> tuple[int, ...]:
@@ -15,21 +15,16 @@ def balanced(seconds: Sequence[float], n_stages: int) -> tuple[int, ...]:
     """
     n = len(seconds)
     assert n >= n_stages, "each stage has a layer"
-    sums = [0.0, *accumulate(seconds)]
-
-    @cache
-    def best(start: int, left: int) -> tuple[float, int]:
-        """(longest of the stages from here on, where the first of them ends)."""
-        if left == 1:
-            return sums[n] - sums[start], n
-        found = [
-            (max(sums[end] - sums[start], best(end, left - 1)[0]), -end)
-            for end in range(start + 1, n - left + 2)
-        ]
-        longest, end = min(found)
-        return longest, -end
-
-    ends = [0]
-    for left in range(n_stages, 0, -1):
-        ends.append(best(ends[-1], left)[1])
-    return tuple(end - start for start, end in pairwise(ends))
+    sums = np.concatenate([[0.0], np.cumsum(seconds)])
+    between = sums[None, :] - sums[:, None]  # [start, end]
+    between[np.tril_indices(n + 1)] = np.inf
+    longest = [between[:, n]]  # of one stage from there on, of two, ...
+    for _ in range(n_stages - 1):
+        longest.append(np.maximum(between, longest[-1][None, :]).min(axis=1))
+    sizes, start = [], 0
+    for left in range(n_stages - 1, 0, -1):
+        both = np.maximum(between[start], longest[left - 1])
+        end = int(np.flatnonzero(both == longest[left][start])[-1])
+        sizes.append(end - start)
+        start = end
+    return (*sizes, n - start)

@@ -39,6 +39,7 @@ class LayerCosts:
         firsts = dict(zip(reversed(keys), reversed(names), strict=True))
         self._kinds = list(firsts.values())
         self._index = np.array([list(firsts).index(key) for key in keys])
+        self._have = np.array(fitting.have_bytes, dtype=float)
         self._least_pass_s = functools.cache(self._all_passes_s)
         self._crossing = functools.cache(cost.crossing_s)
         self._known: dict[Any, float] = {}
@@ -49,7 +50,7 @@ class LayerCosts:
         order = ORDERS[space.order] if space.order else None
         n_stages, n = len(space.sizes) or 1, len(self._graph.layers)
         draft = self._draft(outline)
-        size, pp = draft.microbatch, space.pp
+        size, pp = outline.microbatch, space.pp
         time = np.array(
             [
                 [
@@ -86,8 +87,7 @@ class LayerCosts:
 
     def least_s(self, outline: Outline) -> float:
         """A time that no assignment goes below: computation alone, shared out evenly."""
-        draft = self._draft(outline)
-        total_s = self._least_pass_s(outline.layout.tp, draft.microbatch)
+        total_s = self._least_pass_s(outline.layout.tp, outline.microbatch)
         n_stages = len(outline.space.sizes) or 1
         alpha, beta = _weights(outline)
         return alpha * total_s + beta * total_s / n_stages
@@ -156,20 +156,14 @@ class LayerCosts:
 
     def _capacity(self, outline: Outline, order: Order | None, n_stages: int, size: int) -> Array:
         """Bytes that each stage has for its layers; ranks with several share theirs out evenly."""
-        cluster, profile = self.fitting.cluster, self._profile
-        have = [
-            cluster.device_types[host.device_type].memory_bytes
-            for host in cluster.hosts
-            for _ in range(host.n_devices)
-        ]
         n, pp = outline.layout.n_devices, outline.space.pp
-        of_rank = [min(have[rank * n : (rank + 1) * n]) for rank in range(pp)]
+        of_rank = self._have[: n * pp].reshape(pp, n).min(axis=1)
         placed = order.placements(pp) if order is not None else ((0,),)
         shared = (order.chunks * order.copies) if order is not None else 1
         capacity = np.array(
             [min(of_rank[rank] for rank in ranks) / shared for ranks in placed], dtype=float
         )
-        capacity -= profile.context_bytes / shared
+        capacity -= self._profile.context_bytes / shared
         logits = self._memory.loss_bytes(outline.layout) * size
         capacity[-1] -= (1 + SLACK_SHARE) * logits
         if n_stages == 1:  # which has the layer whose gradients take most while they are reduced

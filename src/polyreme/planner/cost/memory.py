@@ -225,10 +225,11 @@ class Memory:
 
     def _in_flight_bytes(self, draft: Draft, profile: Profile, pipe: int) -> int:
         """Saved bytes a sample at the fullest moment of a pipeline rank's order."""
-        saved = [
-            self._activation_bytes(self.classes.groups(draft, stage), profile)[0]
-            for stage in draft.stages
-        ]
+        saved = {
+            stage: self._activation_bytes(self.classes.groups(draft, names), profile)[0]
+            for stage, (names, pipes) in enumerate(zip(draft.stages, draft.holders, strict=True))
+            if pipe in pipes
+        }
         held = most = 0
         actions = draft.actions or _equal_stages(draft.order, draft.pp, draft.microbatches)
         n_slices = 1 + max(action.token_slice for action in actions[pipe])

@@ -14,6 +14,7 @@ from typing import Any
 
 from ...plan.grid import Cell
 from ...plan.ir import Action, accumulation_order
+from ...plan.order import ORDERS
 from ..draft import Draft, Strategy
 from ..held import Held, HeldParam, HeldUnit, buckets, held_by
 from .memory import Memory, Unit, count_unit
@@ -140,6 +141,8 @@ class Traffic:
 
     def _lengths(self, draft: Draft) -> tuple[int, ...]:
         """Tokens of each slice; none where passes are over all tokens, or a model has none."""
+        if draft.order in ORDERS and ORDERS[draft.order].slices == 1:
+            return ()
         n = 1 + max((each.token_slice for own in draft.actions for each in own), default=0)
         tokens = self.memory.graph.inputs.get("input_ids")
         if n == 1 or tokens is None:

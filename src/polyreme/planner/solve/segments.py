@@ -18,8 +18,10 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from .grid import grid
 from .instance import Array, Assignment, Instance
 
+_NEAR = 1e-9
 _EVEN = 1e-12  # relative; closer ones are one: sums of the same terms in another order
 MOST = 20_000  # of a front
 
@@ -74,14 +76,23 @@ class _Segments:
         n_stages, n = self._instance.n_stages, self._instance.n_layers
         least = self._least_times()
         alpha, beta = self._instance.alpha, self._instance.beta
-        # With what all others take at least, no stage of a better step takes more than this.
         cheapest, _, _ = self._chosen(least, np.inf)
         if not np.isfinite(cheapest):
             return Assignment(bound_s=below, proved=True)
-        most = (below - alpha * cheapest) / beta if beta > 0 else np.inf
+        # With what all others take at least, no stage of a better step takes more than this.
+        by_hand = grid(self._instance).objective_s
+        most = np.inf
+        if beta > 0:
+            most = (min(below, by_hand) * (1 + _NEAR) - alpha * cheapest) / beta
+        each = self._instance.time.min(axis=(0, 2))
+        before = np.concatenate(
+            [[0.0], np.cumsum(each)]
+        )  # what a cut saves between layers left out
         times = np.full((n_stages, n, n + 1), np.inf)
         for stage, start in itertools.product(range(n_stages), range(n)):
-            if start < stage or (stage == 0 and start > 0):
+            if start < stage or (stage == 0 and start > 0) or before[start] > stage * most:
+                continue
+            if before[n] - before[start] > (n_stages - stage) * most:
                 continue
             self._fill(times[stage, start], stage, start, least[stage, start], most)
         found, value = self._outer(times, below)
