@@ -13,13 +13,13 @@ import torch
 import torch.distributed as dist
 from torch.utils.checkpoint import checkpoint
 
-from polyreme.graph.cut import vocabulary_interval
+from polyreme.graph.cut import Cut, vocabulary_interval
 from polyreme.graph.dropout import without_dropout
 from polyreme.graph.layer import LayerGraph
 from polyreme.graph.loss import cross_entropy as whole_loss
 from polyreme.graph.options import Transformers
 from polyreme.graph.run import run
-from polyreme.runtime.apply.tensor import Cut, Tp, argmax, cross_entropy, split
+from polyreme.runtime.apply.tensor import Tp, argmax, cross_entropy, split
 from polyreme.runtime.apply.tensor.meet import own_tokens
 from polyreme.runtime.timing import Traffic
 from polyreme.sample import SampleSpec, TensorSpec

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 
-from polyreme.graph.cut import vocabulary_interval
+from polyreme.graph.cut import Cut, vocabulary_interval
 from polyreme.graph.dropout import without_dropout
 from polyreme.graph.loss import cross_entropy as whole_loss
 from polyreme.graph.tensor import Run, padded
-from polyreme.runtime.apply.tensor import Cut, Tp, argmax, cross_entropy, split
+from polyreme.runtime.apply.tensor import Tp, argmax, cross_entropy, split
 from polyreme.runtime.timing import Traffic
 from tensor_cases import CASES, B, T, V, compare, drops, parts, trained
 from tiny import Model
