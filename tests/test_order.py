@@ -73,6 +73,7 @@ def test_two_directions_have_chimeras_bubble(p: int, m: int) -> None:
 
 
 @pytest.mark.parametrize(("p", "m"), [(2, 4), (3, 6), (4, 8), (4, 12), (6, 20), (7, 14), (8, 32)])
+@pytest.mark.slice("2-4", "3-6", "4-8")
 def test_orders_stay_within_the_bubble_and_memory_of_their_papers(p: int, m: int) -> None:
     of_1f1b = 3 * (p - 1)
     bounds = (  # in chunks, of which a rank of 1F1B has two where these have
@@ -147,7 +148,7 @@ def test_an_order_that_is_none_lists_those_that_are() -> None:
 
 
 @pytest.mark.parametrize("name", ORDERS)
-@pytest.mark.slice(10)
+@pytest.mark.slice("1f1b", "interleaved", "zb-h1", "gems", "terapipe", "pipedream")
 def test_closed_forms_are_what_is_played(name: str) -> None:
     order = ORDERS[name]
     for p, m in ((1, 2), (2, 4), (3, 6), (4, 4), (4, 8), (5, 10), (6, 18)):
