@@ -36,6 +36,7 @@ def _with(**parallel):
     return {**SPEC, "parallel": {"microbatch": 2, **parallel}}
 
 
+@pytest.mark.long
 def test_a_run_of_parts_and_stages_goes_on_under_another_plan(tmp_path: Path, warm: None) -> None:
     first = pr.train({**SPEC, "train": {**SPEC["train"], "steps": 2}}, out=tmp_path / "first")
     assert first.status == "done"

@@ -197,7 +197,9 @@ def test_killing_the_middle_process_leaves_no_orphan(tmp_path: Path) -> None:
     assert job.wait(30) == 1
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize(
+    "number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.long)]
+)
 def test_a_signal_ends_ranks_that_ignore_it(tmp_path: Path, number: int) -> None:
     job, ranks = _start("waits", tmp_path, "[false]")
     os.kill(job.pid, number)
@@ -227,6 +229,7 @@ def test_a_rank_may_end_in_order_when_interrupted(tmp_path: Path) -> None:
     assert [(tmp_path / f"{rank}.done").read_text() for rank in range(2)] == ["saved", "saved"]
 
 
+@pytest.mark.long
 def test_two_torchrun_agents_make_one_run(tmp_path: Path) -> None:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))

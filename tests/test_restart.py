@@ -125,6 +125,7 @@ def test_a_killed_rank_costs_steps_but_not_the_result(launcher: Launcher, tmp_pa
     assert (tmp_path / "run" / "report.html").exists()
 
 
+@pytest.mark.long
 def test_a_restart_before_the_first_save_begins_from_what_the_run_was_begun_from(
     launcher: Launcher, tmp_path: Path
 ) -> None:
@@ -165,6 +166,7 @@ def test_a_restart_sets_a_damaged_checkpoint_aside_and_takes_the_one_before(
     assert newest.name in capfd.readouterr().err
 
 
+@pytest.mark.long
 def test_a_run_outlives_the_process_that_ranks_are_forked_from(
     launcher: Launcher, tmp_path: Path
 ) -> None:
@@ -187,7 +189,7 @@ def test_a_run_outlives_the_process_that_ranks_are_forked_from(
     ("how", "said"),
     [("sleep", "rank 1 of 2 did not come to all_reduce sum"), ("backend", "the card fell off")],
 )
-@pytest.mark.slice(1)
+@pytest.mark.slice("backend-the card fell off")
 def test_what_another_attempt_may_mend_is_tried_again(
     launcher: Launcher, tmp_path: Path, how: str, said: str
 ) -> None:

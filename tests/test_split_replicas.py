@@ -75,7 +75,7 @@ def _case(name, split, **more):
 
 @pytest.mark.parametrize("split", SPLITS, ids=str)
 @pytest.mark.parametrize("name", ALGORITHMS)
-@pytest.mark.slice(8)
+@pytest.mark.slice(4)
 def test_split_replicas_come_to_what_whole_ones_come_to(pool, name, split):
     microbatches = split.get("microbatches", 1)
     whole, loss = pool(2).run(_trained, _case(name, {"microbatches": microbatches}))[0]
@@ -84,8 +84,8 @@ def test_split_replicas_come_to_what_whole_ones_come_to(pool, name, split):
     _equal(found, whole)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["local", "one norm"])
-@pytest.mark.slice(1)
 def test_tensor_parts_of_a_replica_too(pool, name):
     options, sample = FAMILIES["qwen3"]
 
