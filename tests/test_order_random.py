@@ -14,7 +14,7 @@ from polyreme.plan.order import ORDERS
 from polyreme.plan.order.kind import plan_order
 from polyreme.plan.play import Costs, play
 
-N_ROWS, N_EACH = 50, 200
+N_ROWS, N_EACH = 20, 500
 KINDS = [order for order in ORDERS.values() if order.synchronous and order.slices == 1]
 
 
