@@ -20,7 +20,7 @@ from polyreme.algo.members import members
 from polyreme.algo.topology import graph, method
 
 N = 4
-SLICE = 10
+SLICE = 6
 AXES: dict[str, list[Any]] = {
     "rule": [
         rule.SGD(lr=0.1),
@@ -206,7 +206,7 @@ def _resumes(pool: Any, tmp_path: Any, algorithm: DataParallel) -> None:
         assert torch.equal(resumed[key], tensor), key
 
 
-@pytest.mark.parametrize("algorithm", random.Random(2).sample(_stateful(), 8), ids=str)
+@pytest.mark.parametrize("algorithm", random.Random(2).sample(_stateful(), 5), ids=str)
 def test_a_slice_of_members_resumes_with_the_same_bits(
     pool: Any, tmp_path: Any, algorithm: DataParallel
 ) -> None:

@@ -77,7 +77,10 @@ def polyreme(home: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def within(home: Path, monkeypatch: pytest.MonkeyPatch, *arguments: str) -> refusals.Said:
-    """The command in this process, which has imported everything."""
+    """The command in this process, which has imported everything.
+
+    Ranks of `warm` runs are forked elsewhere: `--out` must be absolute.
+    """
     monkeypatch.chdir(home)
     monkeypatch.setenv("HOME", str(home))
     return refusals.command(arguments)
@@ -148,11 +151,12 @@ def n_devices(run: Path) -> int:
     return len(plans.load(run / "plan.json").order)
 
 
-def test_resuming_goes_on_where_the_run_ended(home: Path, run: Path) -> None:
-    done = polyreme(
-        home, "train", "spec.toml", "--json", "--resume", "auto", "--set", "train.steps=15"
-    )
-    assert done.returncode == 0, done.stderr
+def test_resuming_goes_on_where_the_run_ended(
+    home: Path, run: Path, monkeypatch: pytest.MonkeyPatch, warm: None
+) -> None:
+    more = ("--resume", "auto", "--set", "train.steps=15", "--out", str(run))
+    said = within(home, monkeypatch, "train", "spec.toml", "--json", *more)
+    assert said.code == 0, said.err
     events = list(runlog.read(run / "log.jsonl"))
     again = [e for e in events if isinstance(e, runlog.StepEvent) and e.attempt == 1]
     assert [event.step for event in again] == [13, 14, 15]
@@ -162,63 +166,70 @@ def test_resuming_goes_on_where_the_run_ended(home: Path, run: Path) -> None:
 
 def test_a_new_run_never_overwrites_an_old_one(home: Path, run: Path) -> None:
     old = (run / "log.jsonl").read_bytes()
-    done = polyreme(home, "train", "spec.toml", "--set", "train.steps=2", "--devices", "1")
+    done = polyreme(home, "train", "spec.toml", "--set", "train.steps=2")
     assert done.returncode == 0, done.stderr
     assert "is kept as" in done.stderr
     kept = [path for path in run.parent.iterdir() if path != run]
     assert [(path / "log.jsonl").read_bytes() for path in kept] == [old]
 
 
-def test_one_page_compares_runs(home: Path, run: Path) -> None:
+def test_one_page_compares_runs(home: Path, run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     kept = [path for path in run.parent.iterdir() if path != run]
-    done = polyreme(home, "report", str(run), *map(str, kept), "--out", "both.html", "--json")
-    assert done.returncode == 0, done.stderr
-    assert len(json.loads(done.stdout)["runs"]) == 1 + len(kept)
+    folders = map(str, (run, *kept))
+    said = within(home, monkeypatch, "report", *folders, "--out", "both.html", "--json")
+    assert said.code == 0, said.err
+    assert len(json.loads(said.out)["runs"]) == 1 + len(kept)
     assert (home / "both.html").stat().st_size > 0
 
 
 @pytest.fixture(scope="module")
 def printed(home: Path) -> dict[str, Any]:
     """What `plan` prints; it also writes plan.json."""
-    planned = polyreme(
-        home, "plan", "spec.toml", "--fix", "shard=2", "--set", 'parallel.level="params"',
-        "--out", "plan.json", "--json",
-    )  # fmt: skip
-    assert planned.returncode == 0, planned.stderr
-    found: dict[str, Any] = json.loads(planned.stdout)
+    with pytest.MonkeyPatch.context() as patch:
+        planned = within(
+            home, patch, "plan", "spec.toml", "--fix", "shard=2",
+            "--set", 'parallel.level="params"', "--out", "plan.json", "--json",
+        )  # fmt: skip
+    assert planned.code == 0, planned.err
+    found: dict[str, Any] = json.loads(planned.out)
     return found
 
 
 @TWO
-def test_a_given_plan_is_the_plan_that_runs(home: Path, printed: dict[str, Any]) -> None:
+def test_a_given_plan_is_the_plan_that_runs(
+    home: Path, printed: dict[str, Any], monkeypatch: pytest.MonkeyPatch, warm: None
+) -> None:
     assert printed["top"][0]["plan"]["layer_plans"] == printed["layer_plans"]
     assert {"solver", "objective_s", "bound_s", "proved", "candidates", "rejected"} <= set(
         printed["search"]
     )
-    done = polyreme(home, "train", "spec.toml", "--plan", "plan.json", "--out", "sharded")
-    assert done.returncode == 0, done.stderr
+    given = ("--plan", "plan.json", "--out", str(home / "sharded"))
+    said = within(home, monkeypatch, "train", "spec.toml", *given)
+    assert said.code == 0, said.err
     ran = plans.load(home / "sharded" / "plan.json")
     assert {layer.level for layer in ran.layer_plans.values()} == {"params"}
 
 
 @TWO
-def test_a_plan_is_priced_as_it_was_when_found(home: Path, printed: dict[str, Any]) -> None:
-    again = polyreme(home, "plan", "spec.toml", "--price", "plan.json", "--json")
-    assert again.returncode == 0, again.stderr
-    found = json.loads(again.stdout)
+def test_a_plan_is_priced_as_it_was_when_found(
+    home: Path, printed: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    again = within(home, monkeypatch, "plan", "spec.toml", "--price", "plan.json", "--json")
+    assert again.code == 0, again.err
+    found = json.loads(again.out)
     assert found["layer_plans"] == printed["layer_plans"]
     assert found["estimate"]["memory"] == printed["estimate"]["memory"]
 
 
 @pytest.mark.usefixtures("printed")
 @TWO
-def test_a_stale_plan_is_refused(home: Path) -> None:
-    done = polyreme(
-        home, "train", "spec.toml", "--plan", "plan.json", "--set", "train.global_batch=32",
-        "--json", "--out", "stale",
+def test_a_stale_plan_is_refused(home: Path, monkeypatch: pytest.MonkeyPatch, warm: None) -> None:
+    said = within(
+        home, monkeypatch, "train", "spec.toml", "--plan", "plan.json",
+        "--set", "train.global_batch=32", "--json", "--out", str(home / "stale"),
     )  # fmt: skip
-    assert done.returncode == 2
-    assert "made for another" in json.loads(done.stdout)["errors"][0]["rule"]
+    assert said.code == 2
+    assert "made for another" in json.loads(said.out)["errors"][0]["rule"]
 
 
 @pytest.mark.parametrize(
@@ -306,7 +317,7 @@ def test_an_interrupted_run_leaves_a_checkpoint_and_exits_130(home: Path, who: s
     assert said.count(saved) == 1, said
 
 
-def test_two_commands_never_write_one_folder(home: Path) -> None:
+def test_two_commands_never_write_one_folder(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first = subprocess.Popen(
         [sys.executable, "-m", "polyreme", "train", "spec.toml", "--out", "shared"],
         cwd=home, env=environment(home), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
@@ -314,11 +325,11 @@ def test_two_commands_never_write_one_folder(home: Path) -> None:
     deadline = time.monotonic() + 60
     while time.monotonic() < deadline and not (home / ".shared.lock").exists():
         time.sleep(0.02)
-    second = polyreme(home, "train", "spec.toml", "--out", "shared", "--json")
+    second = within(home, monkeypatch, "train", "spec.toml", "--out", "shared", "--json")
     _, said = first.communicate(timeout=120)
     assert first.returncode == 0, said
-    assert second.returncode == 2, second.stderr
-    assert "another command" in json.loads(second.stdout)["errors"][0]["rule"]
+    assert second.code == 2, second.err
+    assert "another command" in json.loads(second.out)["errors"][0]["rule"]
     assert not (home / ".shared.lock").exists()
 
 

@@ -78,7 +78,11 @@ def test_gmc_s_shifted_weights_take_plain_steps(compress) -> None:
 
 
 @pytest.mark.parametrize(
-    ("d", "lr", "rounds", "reached"), [(2, 3e-3, 400, 1e-3), (20, 1e-4, 800, 0.5)]
+    ("d", "lr", "rounds", "reached"),
+    [
+        (2, 3e-3, 400, 1e-3),
+        pytest.param(20, 1e-4, 800, 0.5, marks=pytest.mark.long),
+    ],
 )
 def test_gmc_reaches_the_optimum_that_masked_dgc_stays_away_from(
     d: int, lr: float, rounds: int, reached: float

@@ -197,7 +197,9 @@ def test_killing_the_middle_process_leaves_no_orphan(tmp_path: Path) -> None:
     assert job.wait(30) == 1
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize(
+    "number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.long)]
+)
 def test_a_signal_ends_ranks_that_ignore_it(tmp_path: Path, number: int) -> None:
     job, ranks = _start("waits", tmp_path, "[false]")
     os.kill(job.pid, number)

@@ -74,6 +74,7 @@ def test_two_directions_have_chimeras_bubble(p: int, m: int) -> None:
 
 
 @pytest.mark.parametrize(("p", "m"), [(2, 4), (3, 6), (4, 8), (4, 12), (6, 20), (7, 14), (8, 32)])
+@pytest.mark.slice("2-4", "3-6", "4-8")
 def test_orders_stay_within_the_bubble_and_memory_of_their_papers(p: int, m: int) -> None:
     of_1f1b = 3 * (p - 1)
     bounds = (  # in chunks, of which a rank of 1F1B has two where these have

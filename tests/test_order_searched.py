@@ -56,7 +56,7 @@ def test_a_microbatch_more_takes_the_busiest_rank_s_time_and_no_more(seed: int) 
 
 
 @pytest.mark.parametrize("seed", range(6))
-@pytest.mark.slice(2)
+@pytest.mark.slice("5")
 def test_it_is_never_longer_than_what_it_is_meant_to_replace(seed: int) -> None:
     for p, m in ((1, 2), (2, 4), (3, 2), (3, 7), (4, 8), (4, 13)):
         costs = _drawn(seed * 100 + p, p)
@@ -68,6 +68,7 @@ def test_it_is_never_longer_than_what_it_is_meant_to_replace(seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", range(4))
+@pytest.mark.slice(2)
 def test_windows_alone_are_shorter_than_1f1b(seed: int) -> None:
     """Without the orders that are taken where they are shorter."""
     p, m = 4, 12

@@ -110,7 +110,7 @@ DECOUPLED = [
 
 @pytest.mark.parametrize("rule", [AdamW(lr=0.1), MOMENTUM], ids=["adamw", "momentum"])
 @pytest.mark.parametrize("plan", DECOUPLED, ids=str)
-@pytest.mark.slice(5)
+@pytest.mark.slice(4)
 def test_gathers_behind_the_next_forward_change_no_bit(pool, plan, rule):
     """A bucket that was used before its gather, or whose update came twice or not at all."""
     case = Case(model=ODD, plan=plan, rule=rule, clip_norm=0.5, global_batch=8, steps=4)
@@ -247,7 +247,7 @@ def test_a_layer_s_parameters_are_gathered_before_the_layer_before_it_computes(p
 
 @pytest.mark.parametrize("level", ["optimizer", "grads", "params"])
 @pytest.mark.parametrize("pp", [1, 2])
-@pytest.mark.slice(3)
+@pytest.mark.slice(2)
 def test_prefetched_parameters_change_no_bit(pool, level, pp):
     plan = {"shard": 2, "level": level, "microbatches": 2, "pp": pp, "recompute": True}
     case = Case(model=ODD, plan=plan, rule=AdamW(lr=0.1), settings={"eval_every": 1})

@@ -84,7 +84,7 @@ def measure(world, cases) -> list[tuple[int, int, int]]:
         (2, 2, ("optimizer", "grads")),
     ],
 )
-@pytest.mark.slice(2)
+@pytest.mark.slice("1-3-levels2")
 def test_storage_is_predicted_to_the_byte(pool, replica, shard, levels):
     cases = [
         (level, precision, name) for level in levels for precision in PRECISIONS for name in RULES

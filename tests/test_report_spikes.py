@@ -45,6 +45,7 @@ def test_a_planted_spike_that_is_missed(seed: int) -> None:
 
 
 @pytest.mark.parametrize("scale", [1e-3, 0.05, 0.3])
+@pytest.mark.slice(1)
 def test_noise_that_is_called_a_spike(scale: float) -> None:
     alarms = 0
     for seed in range(200):

@@ -189,7 +189,7 @@ def test_a_run_outlives_the_process_that_ranks_are_forked_from(
     ("how", "said"),
     [("sleep", "rank 1 of 2 did not come to all_reduce sum"), ("backend", "the card fell off")],
 )
-@pytest.mark.slice(1)
+@pytest.mark.slice("backend-the card fell off")
 def test_what_another_attempt_may_mend_is_tried_again(
     launcher: Launcher, tmp_path: Path, how: str, said: str
 ) -> None:

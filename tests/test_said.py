@@ -42,8 +42,8 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_a_run_that_is_not_finite_says_so_once(home: Path) -> None:
-    said = refusals.command(("train", "spec.toml", "--out", "run", "--devices", "1"))
+def test_a_run_that_is_not_finite_says_so_once(home: Path, warm: None) -> None:
+    said = refusals.command(("train", "spec.toml", "--out", str(home / "run"), "--devices", "1"))
     assert said.code == 1, said.err
     assert said.err.count("more than train.max_skipped") == 1, said.err
     assert (home / "run" / "report.html").exists()

@@ -165,7 +165,8 @@ def test_a_run_that_diverges_without_a_bad_step_says_so_at_its_end(tmp_path: Pat
     (tmp_path / "spec.toml").write_text(spec.dump(api.read(SPEC)))
     wild = ("--set", "data_parallel.rule={kind='SGD', lr=1e4}")
     for command in (("simulate",), ("train", "--devices", "2")):
-        said = refusals.command((*command, "spec.toml", "--out", f"run-{command[0]}", *wild))
+        out = str(tmp_path / f"run-{command[0]}")
+        said = refusals.command((*command, "spec.toml", "--out", out, *wild))
         assert said.code == 0, said.err
         assert "this run diverged" in " ".join(said.out.split())
 

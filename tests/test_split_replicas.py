@@ -75,7 +75,7 @@ def _case(name, split, **more):
 
 @pytest.mark.parametrize("split", SPLITS, ids=str)
 @pytest.mark.parametrize("name", ALGORITHMS)
-@pytest.mark.slice(8)
+@pytest.mark.slice(4)
 def test_split_replicas_come_to_what_whole_ones_come_to(pool, name, split):
     microbatches = split.get("microbatches", 1)
     whole, loss = pool(2).run(_trained, _case(name, {"microbatches": microbatches}))[0]

@@ -26,14 +26,15 @@ SPEC: dict[str, Any] = {
     "data": {"kind": "digits"},
     "train": {"steps": 3, "global_batch": 8, "checkpoint_every": 1, "keep": 3},
 }
+ALONE = {"RANK": "0", "WORLD_SIZE": "1"}
 
 
 @pytest.fixture
 def job(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
     """This process as the only one of torchrun: `job(name, n_restarts)` sets which."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setenv("RANK", "0")
-    monkeypatch.setenv("WORLD_SIZE", "1")
+    for name, value in ALONE.items():
+        monkeypatch.setenv(name, value)
 
     def become(name: str, n_restarts: int = 0) -> None:
         monkeypatch.setenv("TORCHELASTIC_RUN_ID", name)
@@ -43,10 +44,24 @@ def job(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
     return become
 
 
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of three steps with three checkpoints, by the only process of torchrun."""
+    home = tmp_path_factory.mktemp("whole")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(home / "cache"))
+        patch.setenv("TORCHELASTIC_RUN_ID", "first")
+        patch.setenv("TORCHELASTIC_RESTART_COUNT", "0")
+        for name, value in ALONE.items():
+            patch.setenv(name, value)
+        pr.train(SPEC, out=home / "run")
+    return home
+
+
 @pytest.fixture
-def run(job: Any, tmp_path: Path) -> Path:
-    """A run of three steps with three checkpoints."""
-    pr.train(SPEC, out=tmp_path / "run")
+def run(job: Any, whole: Path, tmp_path: Path) -> Path:
+    """A run that a test may change, and what was measured for it."""
+    shutil.copytree(whole, tmp_path, dirs_exist_ok=True)
     return tmp_path / "run"
 
 

@@ -163,6 +163,7 @@ def test_a_lazy_worker_s_first_gradient_is_sent_whatever_the_trigger() -> None:
 
 @pytest.mark.parametrize("sync", [LAG(), ThreePoint()], ids=_name)
 @pytest.mark.parametrize("feedback", FEEDBACKS, ids=_name)
+@pytest.mark.slice(8)
 def test_lazy_workers_still_reach_the_optimum(sync, feedback) -> None:
     algorithm = _of(sync, feedback=feedback)
     n_rounds, lr = (300, 0.02) if feedback.owns_momentum else (100, 0.04)

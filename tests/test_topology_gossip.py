@@ -148,7 +148,7 @@ def test_choco_s_orders_are_their_formulas() -> None:
         torch.testing.assert_close(got.params[-1], x, rtol=0, atol=1e-12)
 
 
-@pytest.mark.slice(8)
+@pytest.mark.slice(4)
 @pytest.mark.parametrize("n", COUNTS)
 @pytest.mark.parametrize("graph", GRAPHS, ids=str)
 def test_gossip_leaves_the_mean_of_models_unmoved(graph: Graph, n: int) -> None:
@@ -165,7 +165,7 @@ def test_gossip_leaves_the_mean_of_models_unmoved(graph: Graph, n: int) -> None:
             mean = mean - 0.1 * (mean - _targets(n).mean(0))
 
 
-@pytest.mark.slice(2)
+@pytest.mark.slice(1)
 @pytest.mark.parametrize("n", [5])
 @pytest.mark.parametrize("graph", [RingGraph(), Exponential(), RandomMatching()], ids=str)
 @pytest.mark.parametrize("order", ["ICLR", "ICML"])

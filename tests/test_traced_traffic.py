@@ -58,7 +58,7 @@ def _held(pool, drawn: Drawn, precision: str, seed: int) -> None:
         assert counted == [n_bytes] * len(steps), (rank, case.plan)
 
 
-@pytest.mark.slice(4)
+@pytest.mark.slice(2)
 @pytest.mark.parametrize("seed", range(N_PLANS))
 def test_a_traced_step_exchanges_what_the_cost_model_says(pool, seed):
     _held(pool, draw(seed), PRECISIONS[seed % 3], seed)
@@ -80,7 +80,7 @@ def _staged(family: str, level: str, **how) -> Drawn:
     ],
     ids=lambda drawn: f"{drawn.family}, {drawn.plan['level']['']}, {drawn.plan['order']}",
 )
-@pytest.mark.slice(3)
+@pytest.mark.slice("llama, params, 1f1b", "phi3, grads, interleaved")
 def test_a_pass_of_a_stage_neither_gathers_in_vain_nor_reduces_what_is_not_its_own(pool, drawn):
     """FSDP2 by itself did, and so the step exchanged more than the account says."""
     _held(pool, drawn, "bf16", 0)

@@ -69,7 +69,7 @@ def _dropping(options):
 
 
 @pytest.mark.parametrize("name", FAMILIES)
-@pytest.mark.slice(10)
+@pytest.mark.slice("llama tied", "gpt2", "bert sentence", "t5", "vit", "mlp on images")
 def test_a_family_is_computed_as_its_plain_model(pool, name):
     options, sample = FAMILIES[name]
     if name in LIBRARY:

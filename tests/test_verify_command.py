@@ -85,7 +85,17 @@ def test_asked_to_end_a_verification_ends_at_once(tmp_path):
     command = [sys.executable, "-m", "polyreme", "verify", str(EXAMPLES / "digits.toml")]
     environment = os.environ | {"XDG_CACHE_HOME": str(tmp_path)}
     job = subprocess.Popen(
-        [*command, "--devices", "2", "--steps", "100000", "--set", "train.epochs=9999"],
+        [
+            *command,
+            "--devices",
+            "2",
+            "--steps",
+            "100000",
+            "--set",
+            "train.epochs=9999",
+            "--set",
+            "model={kind='mlp', hidden=[16]}",
+        ],
         env=environment,
         stderr=subprocess.PIPE,
         text=True,

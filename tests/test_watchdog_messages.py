@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
@@ -74,13 +75,18 @@ def test_ranks_that_wait_for_each_other_blame_nobody() -> None:
     assert last_op(_account(0, 1)) == "recv"
 
 
-@pytest.mark.parametrize("how", ["SIGSTOP", "sleep"])
-def test_a_rank_that_sends_nothing_more_is_named_in_time(how: str) -> None:
-    """Rank 1 waits for it in a receive, rank 0 until its own message is taken."""
+@pytest.fixture(scope="module")
+def launcher() -> Iterator[Launcher]:
     with Launcher(PRELOAD) as launcher:
-        with pytest.raises(RankFailed) as caught:
-            launcher.run(entries.passes_round, (2, how), n_processes=3, timeout_s=2.0)
-        assert not psutil.Process(launcher._zygote.pid).children()
+        yield launcher
+
+
+@pytest.mark.parametrize("how", ["SIGSTOP", "sleep"])
+def test_a_rank_that_sends_nothing_more_is_named_in_time(launcher: Launcher, how: str) -> None:
+    """Rank 1 waits for it in a receive, rank 0 until its own message is taken."""
+    with pytest.raises(RankFailed) as caught:
+        launcher.run(entries.passes_round, (2, how), n_processes=3, timeout_s=2.0)
+    assert not psutil.Process(launcher._zygote.pid).children()
     verdict = caught.value.verdict
     assert (verdict.kind, verdict.rank) == ("stalled", 2)
     assert verdict.op in ("recv", "send")
