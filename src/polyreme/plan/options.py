@@ -83,7 +83,7 @@ class Parallel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
                 rule = "is planned, but not executable yet"
                 found.append(_refused(axis, given[axis], rule, "1"))
         if self.sp and given.get("tp", 1) == 1:
-            rule = "splits tokens over tensor parts, and there are none: parallel.tp is 1"
+            rule = f"splits tokens over tensor parts, and {_none('tp', self.tp)}"
             found.append(_refused("sp", True, rule, "false (or parallel.tp > 1)"))
         return [*found, *self._pipeline()]
 
@@ -104,7 +104,7 @@ class Parallel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             legal = ", ".join(map(literal, nearest_first(str(self.order), list(ORDERS))))
             yield _refused("order", self.order, "is no order", legal)
         if (self.pp or 1) == 1:
-            rule = "belongs to a pipeline, and there is none: parallel.pp is 1"
+            rule = f"belongs to a pipeline, and {_none('pp', self.pp)}"
             alone = {"order": self.order if known else None, "stages": self.stages}
             for name, value in alone.items():
                 if value is not None:
@@ -121,6 +121,11 @@ class Parallel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
                 legal = f"{literal([1] * n_stages)} (or any {n_stages} integers >= 1 that add up"
                 legal += " to the model's layers)"
                 yield _refused("stages", self.stages, rule, legal)
+
+
+def _none(axis: str, degree: int | None) -> str:
+    given = "is not given" if degree is None else f"is {degree}"
+    return f"parallel.{axis} {given}"
 
 
 def _refused(name: str, value: object, rule: str, legal: str) -> Violation:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import heapq
+import itertools
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
@@ -97,7 +98,7 @@ class Sweep:
                     continue
                 item.instance = _tightened(item.instance, item.draft, over)
                 item.left -= 1
-            solved = solve(item.instance)
+            solved = _solved(item.instance, item.offered, solve)
             if not solved.proved:
                 floor = min(floor, solved.bound_s)
             if solved.stages:
@@ -106,6 +107,31 @@ class Sweep:
                 heapq.heappush(heap, (solved.objective_s, next(number), item))
         least = [value for value, _ in found] + [value for value, _, _ in heap]
         return Swept(found=tuple(found), bound_s=min([floor, *least]))
+
+
+def _solved(instance: Instance, offered: _Offered, solve: Solve) -> Assignment:
+    """The best where layers that share parameters have one level, whichever it is."""
+    outline = offered.outline
+    levels = [strategy.level for strategy in outline.strategies]
+    units = [
+        [outline.space.layers.index(name) for name in unit]
+        for unit in offered.costs.tied
+        if len(set(levels)) > 1
+    ]
+    best = Assignment(bound_s=np.inf, proved=True)
+    for chosen in itertools.product(dict.fromkeys(levels), repeat=len(units)):
+        each = instance
+        if units:
+            time_s = instance.time.copy()
+            for unit, level in zip(units, chosen, strict=True):
+                others = [k for k, other in enumerate(levels) if other != level]
+                time_s[np.ix_(range(len(time_s)), unit, others)] = np.inf
+            each = replace(instance, time=time_s)
+        found = solve(each)
+        better = found if found.objective_s < best.objective_s else best
+        bound_s, proved = min(best.bound_s, found.bound_s), best.proved and found.proved
+        best = replace(better, bound_s=bound_s, proved=proved)
+    return best
 
 
 def _draft(outline: Outline, solved: Assignment) -> Draft:

@@ -18,6 +18,7 @@ from ...plan.order import ORDERS
 from ...plan.order.kind import Order
 from ...plan.play import Costs
 from ..draft import Draft, Strategy
+from ..groups import tied_units
 from ..outline import Outline
 from ..room import Fitting
 from ..solve.instance import Array, Instance
@@ -39,6 +40,7 @@ class LayerCosts:
         firsts = dict(zip(reversed(keys), reversed(names), strict=True))
         self._kinds = list(firsts.values())
         self._index = np.array([list(firsts).index(key) for key in keys])
+        self.tied = [unit for unit in tied_units(self._graph) if len(unit) > 1]
         self._have = np.array(fitting.have_bytes, dtype=float)
         self._least_pass_s = functools.cache(self._all_passes_s)
         self._crossing = functools.cache(cost.crossing_s)
