@@ -10,20 +10,20 @@ from polyreme.api import steps
 from polyreme.plan.check import check
 from polyreme.planner.search import search
 
-MODELS = ("llama-7b", "llama3-8b", "qwen3-8b", "bert-huge", "vit-huge")
+MODELS = ("llama-7b", "llama3-8b", "qwen3-8b", "bert-huge", "t5-large")
 CLUSTERS = ("preset:4xH100", "preset:16xA100", "preset:32xH100")
-TEXT = {"kind": "tokens", "path": "tokens.bin", "vocab": 30000}
-IMAGES = {"kind": "images", "path": "images", "size": 224}
-LENGTHS = {"bert-huge": 512, "vit-huge": None}
+LENGTHS = {"bert-huge": 512, "t5-large": 512}
 
 
 def _planned(model, cluster):
     train = {"steps": 1, "global_batch": 64, "precision": "bf16"}
-    if (length := LENGTHS.get(model, 2048)) is not None:
-        train["seq_len"] = length
-    data = IMAGES if model.startswith("vit") else TEXT
     spec = specs.parse(
-        {"model": {"preset": model}, "data": data, "train": train}, trusted=("data",)
+        {
+            "model": {"preset": model},
+            "data": {"kind": "tokens", "path": "tokens.bin", "vocab": 30000},
+            "train": {**train, "seq_len": LENGTHS.get(model, 2048)},
+        },
+        trusted=("data",),
     )
     problem = problems.pose(spec, cluster=cluster)
     profile = steps.assumed_profile(problem)
