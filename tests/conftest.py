@@ -15,20 +15,25 @@ from pool import Pool
 
 
 @pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Of a test marked `slice(n)` only n rows, the same ones always, are not `long`.
 
-    With `slice(rows=...)` they are those of these numbers.
+    Or those with the ids that the mark names.
     """
+    some = any("::" in argument for argument in config.args)
     rows: dict[tuple[str, str], list[pytest.Item]] = defaultdict(list)
     for item in items:
         if item.get_closest_marker("slice"):
             rows[str(item.path), item.nodeid.partition("[")[0]].append(item)
     for (_, name), each in rows.items():
-        marker = each[0].get_closest_marker("slice")
-        kept = marker.kwargs.get("rows")
-        if kept is None:
-            kept = random.Random(name).sample(range(len(each)), min(marker.args[0], len(each)))
+        asked = each[0].get_closest_marker("slice").args
+        if isinstance(asked[0], int):
+            kept = random.Random(name).sample(range(len(each)), min(asked[0], len(each)))
+        else:
+            ids = [item.nodeid.partition("[")[2].removesuffix("]") for item in each]
+            if not some and not set(asked) <= set(ids):
+                raise pytest.UsageError(f"{name}: no rows {set(asked) - set(ids)} to keep")
+            kept = [number for number, row in enumerate(ids) if row in asked]
         for number in set(range(len(each))) - set(kept):
             each[number].add_marker(pytest.mark.long)
 

@@ -293,7 +293,7 @@ def asked(process: subprocess.Popen[str], who: str) -> psutil.Process:
     return {"command": command, "zygote": zygote, "rank": zygote.children()[-1]}[who]
 
 
-@pytest.mark.slice(rows=[0])
+@pytest.mark.slice("command")
 @pytest.mark.parametrize("who", ["command", "zygote", "rank"])
 def test_an_interrupted_run_leaves_a_checkpoint_and_exits_130(home: Path, who: str) -> None:
     process = subprocess.Popen(

@@ -64,7 +64,6 @@ def test_weight_halves_fill_the_bubble(p: int, m: int) -> None:
     assert max(two.peak(rank) for rank in range(p)) == 2 * p - 1
 
 
-@pytest.mark.slice(rows=[0, 2])
 @pytest.mark.parametrize(("p", "m"), [(2, 4), (4, 8), (4, 12), (8, 16), (8, 32)])
 def test_two_directions_have_chimeras_bubble(p: int, m: int) -> None:
     costs = Costs.equal(p, forward=1.0, inputs=0.5, weights=0.5)

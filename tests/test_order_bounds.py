@@ -116,7 +116,7 @@ BOUNDS = {
 
 
 @pytest.mark.parametrize("name", BOUNDS)
-@pytest.mark.slice(rows=[0, 1, 5, 8, 9])
+@pytest.mark.slice("zb-h2", "zb-auto", "v-min", "terapipe", "pipedream")
 def test_bubble_and_peak_stay_within_what_the_list_states(name: str) -> None:
     order, form = ORDERS[name], BOUNDS[name]
     grid = [(p, m) for p in range(2, 7) for m in (2 * p, 3 * p + p % 2) if not order.refused(p, m)]

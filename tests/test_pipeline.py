@@ -116,7 +116,7 @@ def test_what_was_played_is_the_order_of_the_plan(pool, name):
 
 
 @pytest.mark.parametrize("name", ["llama", "gpt2", "qwen2 window"])
-@pytest.mark.slice(rows=[2])
+@pytest.mark.slice("qwen2 window")
 def test_slices_of_tokens_attend_to_those_before_them(pool, name):
     _verified(pool, family(name, {"pp": 2, "order": "terapipe", "microbatches": 2}, global_batch=5))
 

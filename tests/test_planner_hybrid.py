@@ -83,6 +83,13 @@ def test_layers_run_unlike_where_memory_is_left_for_some():
     assert kept.estimate.step_s < plan.estimate.step_s < again.estimate.step_s
 
 
+def test_strategies_that_make_no_difference_are_not_mixed():
+    """A level costs the same in each microbatch where there is one."""
+    for memory in (2**30, 40_000, 25_000):
+        (plan,) = _search(Parallel(shard=4, recompute="none"), memory=memory, top=1)
+        assert len({each.level for each in plan.layer_plans.values()}) == 1
+
+
 def test_stages_that_the_user_fixed_stay():
     sizes = (1, 5, 2)
     assert sum(sizes) == len(GRAPH.layers) + 1, "one too many: refused"

@@ -6,6 +6,7 @@ import functools
 import heapq
 import itertools
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from itertools import count
@@ -15,6 +16,7 @@ import numpy as np
 from .cost.layers import LayerCosts
 from .draft import Draft
 from .outline import Outline, outlines
+from .solve.exact import TOLERANCE
 from .solve.instance import Array, Assignment, Instance
 from .space import Space
 
@@ -127,11 +129,26 @@ def _solved(instance: Instance, offered: _Offered, solve: Solve) -> Assignment:
                 others = [k for k, other in enumerate(levels) if other != level]
                 time_s[np.ix_(range(len(time_s)), unit, others)] = np.inf
             each = replace(instance, time=time_s)
-        found = solve(each)
+        found = _plainer(each, solve(each))
         better = found if found.objective_s < best.objective_s else best
         bound_s, proved = min(best.bound_s, found.bound_s), best.proved and found.proved
         best = replace(better, bound_s=bound_s, proved=proved)
     return best
+
+
+def _plainer(instance: Instance, solved: Assignment) -> Assignment:
+    """As good, with fewer kinds of strategies, where some made no difference."""
+    usual = Counter(solved.strategies).most_common()
+    for rare, _ in reversed(usual):
+        for often, _ in usual:
+            if often == rare:
+                break
+            strategies = tuple(often if k == rare else k for k in solved.strategies)
+            value = instance.objective_s(solved.stages, strategies)
+            if value <= solved.objective_s * (1 + TOLERANCE):
+                solved = replace(solved, strategies=strategies)
+                break
+    return solved
 
 
 def _draft(outline: Outline, solved: Assignment) -> Draft:

@@ -99,7 +99,7 @@ class Instance:
     def objective_s(self, stages: Sequence[int], strategies: Sequence[int]) -> float:
         """Seconds of a step; infinite where a stage does not hold its layers."""
         took, crossing, held = self.stage_times(stages, strategies)
-        if (held > self.capacity).any():
+        if (held > self.capacity).any() or not np.isfinite(took).all():
             return float("inf")
         return self.total_s(took, crossing)
 
