@@ -8,12 +8,14 @@ import msgspec
 import numpy as np
 import pytest
 
+from drawn import graph_of
 from planner_toy import cluster, profile, toy, workload
 from polyreme.errors import ConfigError
 from polyreme.plan.check import check
 from polyreme.plan.options import Parallel
 from polyreme.planner.cost.data import DataCost
 from polyreme.planner.cost.memory import Memory
+from polyreme.planner.draft import Strategy
 from polyreme.planner.hybrid import Prices, spaces
 from polyreme.planner.search import price, search
 from polyreme.planner.space import write_plan
@@ -131,3 +133,24 @@ def test_each_space_is_priced_once_and_no_cell_is_lost():
     assert [space.pp for space in found] == [1, 2, 3, 4, 5, 6]
     prices = Prices(GRAPH, cluster(6), profile(), workload())
     assert prices.of(1) is prices.of(1)
+
+
+@pytest.mark.parametrize(("slope", "gain"), [(0.0, 1.0), (1.0, 2.0)])
+def test_tensor_parts_save_only_what_shrinks_with_the_work(slope, gain):
+    """Where starting kernels takes all the time, half the features take as long."""
+    graph = graph_of("llama tied")
+    figures = profile(collective_ms=0)
+    sizes = (1, 2, 64)
+    seconds = tuple(1 + slope * (size - 1) for size in sizes)
+    times = replace(
+        figures.layers["block"], microbatch=sizes, forward_s=seconds, backward_s=seconds
+    )
+    kinds = {layer.kind for layer in graph.layers}
+    given = replace(figures, layers=dict.fromkeys(kinds, times))
+    costs = Prices(graph, cluster(2), given, workload())
+    block = graph.layers[1].name
+    for size in (1, 4):
+        whole, part = (
+            sum(costs.of(tp).cost.passes_s(block, Strategy(tp=tp), size, 1)) for tp in (1, 2)
+        )
+        assert whole / part == pytest.approx(gain)

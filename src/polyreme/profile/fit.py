@@ -46,6 +46,22 @@ class Curve:
         share = (size - sizes[left]) / (sizes[right] - sizes[left])
         return seconds[left] + share * (seconds[right] - seconds[left])
 
+    def of_part(self, size: float) -> float:
+        """Seconds below the first point too: on the line through the first two, or in proportion.
+
+        What does not shrink with the size, such as the start of kernels, stays.
+
+        >>> Curve((1, 2), (4.0, 8.0)).of_part(0.25), Curve((1, 2), (4.0, 4.0)).of_part(0.25)
+        (1.0, 4.0)
+        """
+        first, first_s = self._sizes[0], self._seconds[0]
+        if size >= first:
+            return self(size)
+        rise = self._slope
+        if len(self._sizes) > 1:
+            rise = (self._seconds[1] - first_s) / (self._sizes[1] - first)
+        return max(first_s - rise * (first - size), first_s * size / first)
+
     @property
     def least_s(self) -> float:
         """Seconds of the smallest measured size: the start-up cost and little else."""
@@ -83,15 +99,15 @@ class Fit:
         }
         self._nearest: dict[tuple[Collective, int, int | None], tuple[CollectiveTimes, Curve]] = {}
 
-    def forward_s(self, kind: str, microbatch: int) -> float:
-        """Seconds of a layer kind's forward pass over so many samples."""
-        return self._forward[kind](microbatch)
+    def forward_s(self, kind: str, microbatch: float) -> float:
+        """Seconds of a layer kind's forward pass over so many samples, or a part of one."""
+        return self._forward[kind].of_part(microbatch)
 
-    def backward_s(self, kind: str, microbatch: int) -> float:
+    def backward_s(self, kind: str, microbatch: float) -> float:
         """Seconds of its backward pass, recomputation apart."""
-        return self._backward[kind](microbatch)
+        return self._backward[kind].of_part(microbatch)
 
-    def recompute_s(self, kind: str, microbatch: int) -> float:
+    def recompute_s(self, kind: str, microbatch: float) -> float:
         """Seconds that recomputing adds to the backward pass: one more forward pass."""
         return self.forward_s(kind, microbatch)
 

@@ -99,7 +99,7 @@ class DataCost:
         self._host = [
             index for index, host in enumerate(cluster.hosts) for _ in range(host.n_devices)
         ]
-        self._passes: dict[tuple[str, int], tuple[float, float]] = {}
+        self._passes: dict[tuple[str, float], tuple[float, float]] = {}
         self._n_hosts = functools.cache(self._hosts_of_groups)
 
     def __call__(self, draft: Draft) -> StepTime:
@@ -166,7 +166,7 @@ class DataCost:
         exposed_s = self._exposed_s(draft, sharded, bucketed, passes)
         return exposed_s + self._update_s([(strategy, unit, 1, False)])
 
-    def layer_passes(self, name: str, strategy: Strategy, size: int) -> tuple[float, float]:
+    def layer_passes(self, name: str, strategy: Strategy, size: float) -> tuple[float, float]:
         """Forward and backward seconds of a layer's microbatch; recomputing counts as backward."""
         return self._class_passes(self.memory.classes.layer_of[name], strategy, size)
 
@@ -207,7 +207,7 @@ class DataCost:
             backward_s += backward * count
         return forward_s, backward_s
 
-    def _class_passes(self, index: int, strategy: Strategy, size: int) -> tuple[float, float]:
+    def _class_passes(self, index: int, strategy: Strategy, size: float) -> tuple[float, float]:
         kind = self.memory.classes.layers[index].kind
         if (kind, size) not in self._passes:
             self._passes[kind, size] = (

@@ -96,10 +96,9 @@ class LayerCosts:
 
     def _all_passes_s(self, tp: int, size: int) -> float:
         """Both passes of all layers over a microbatch, of one tensor part."""
-        once = Strategy(tp=tp)
+        once, share = Strategy(tp=tp), self.cost.traffic.parts.share
         return sum(
-            sum(self.cost.data.layer_passes(layer.name, once, size))
-            / self.cost.traffic.parts.share(layer.name, once)
+            sum(self.cost.data.layer_passes(layer.name, once, size / share(layer.name, once)))
             for layer in self._graph.layers
         )
 

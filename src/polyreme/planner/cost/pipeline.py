@@ -1,9 +1,9 @@
 """Stages: the order of their passes played on a clock, with what goes from stage to stage.
 
-Passes of a stage take what its layers take of the largest microbatch, divided by the tensor parts,
-and these parts' exchanges. A backward pass counts half for inputs and half for weights. What of the
-data axes' exchanges is not hidden, sums over holders of the same parameters, and the update, count
-for the pipeline rank that has most.
+Passes of a stage take what its layers take of the largest microbatch, or of a tensor part's share
+of it, and what these parts exchange. A backward pass counts half for inputs and half for weights.
+What of the data axes' exchanges is not hidden, sums over holders of the same parameters, and the
+update, count for the pipeline rank that has most.
 """
 
 from __future__ import annotations
@@ -82,14 +82,14 @@ class StepCost:
         With what the parts exchange, and of the model's last layer what its loss does.
         """
         share = self.traffic.parts.share(name, strategy)
-        there_s, back_s = self.data.layer_passes(name, strategy, size)
+        there_s, back_s = self.data.layer_passes(name, strategy, size / share)
         found = self.traffic.parts.exchanges(name, strategy, size)
         forward = found.forward
         if name == self.traffic.memory.graph.output.rpartition(".")[0]:
             forward += self.traffic.parts.loss(strategy, size)
         return (
-            there_s / share + self._exchange_s(strategy, pp, forward),
-            back_s / share + self._exchange_s(strategy, pp, (*found.again, *found.backward)),
+            there_s + self._exchange_s(strategy, pp, forward),
+            back_s + self._exchange_s(strategy, pp, (*found.again, *found.backward)),
         )
 
     def crossing_s(self, strategy: Strategy, pp: int, size: int) -> tuple[float, ...]:
