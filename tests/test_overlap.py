@@ -368,6 +368,7 @@ loop.train(Case(model=Model(n_blocks=6), plan=plan, steps=5).job(), world)
 """
 
 
+@pytest.mark.long
 def test_a_process_that_fails_with_gathers_under_way_says_why():
     """The backend's thread called Python at the interpreter's end, which aborted it."""
     with socket.socket() as free:

@@ -140,6 +140,7 @@ def test_a_restart_before_the_first_save_begins_from_what_the_run_was_begun_from
     assert all(torch.equal(found[name], tensor) for name, tensor in whole.items())
 
 
+@pytest.mark.long
 def test_a_restart_sets_a_damaged_checkpoint_aside_and_takes_the_one_before(
     launcher: Launcher,
     tmp_path: Path,

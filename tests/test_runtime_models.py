@@ -173,7 +173,7 @@ def _measure_precisions(world, model, layout):
 
 @pytest.mark.parametrize("model", [Llama(), ResNet()], ids=str)
 @pytest.mark.parametrize("level", ["none", "optimizer", "grads", "params"])
-@pytest.mark.slice(2)
+@pytest.mark.slice(1)
 def test_storage_is_predicted_to_the_byte(pool, model, level):
     for found in pool(3).run(_measure_precisions, model, {"shard": 3, "level": level}):
         for precision, (measured, predicted) in found.items():

@@ -134,6 +134,7 @@ def test_ranks_that_find_a_difference_themselves_name_it(launcher: Launcher) -> 
 
 
 @pytest.mark.parametrize("fails", [False, True])
+@pytest.mark.slice("True")
 def test_a_disk_slower_than_the_time_limit_is_no_stall(
     launcher: Launcher, tmp_path: Path, fails: bool
 ) -> None:
