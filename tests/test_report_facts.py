@@ -294,6 +294,9 @@ def test_words() -> None:
     assert number(3e-9) == "3.00e-09"
     assert percent(0.0) == "0 %"
     assert percent(0.0999) == "10 %"
+    assert percent(0.00037) == "0.037 %"
+    assert percent(2.8e-7) == "0.000028 %"
+    assert percent(0.0123) == "1.2 %"
     assert runs_of(()) == ""
     assert runs_of(("h.0", "h.1", "h.3", "x")) == "h.0-1, h.3, x"
 

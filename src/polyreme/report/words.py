@@ -36,11 +36,16 @@ def factor(value: float | None) -> str:
 
 
 def percent(share: float | None) -> str:
-    """A share between 0 and 1 in per cent."""
+    """A share between 0 and 1 in per cent; small ones with two digits that are not 0."""
     if share is None or math.isnan(share):
         return UNKNOWN
     value = 100 * share
-    return f"{value:.0f} %" if value >= 9.95 or value == 0 else f"{value:.1f} %"
+    if value >= 9.95 or value == 0:
+        return f"{value:.0f} %"
+    if abs(value) < 0.1:
+        digits = 1 - math.floor(math.log10(abs(value)))
+        return f"{value:.{digits}f} %"
+    return f"{value:.1f} %"
 
 
 def seconds(value: float | None) -> str:
