@@ -266,7 +266,7 @@ def test_every_candidate_is_explained():
     assert len(lost(plans)) == plans[0].search.candidates - 5
     said = text(plans, most_lost=3)
     assert f"and {plans[0].search.candidates - 8} more" in said
-    assert "proved best of its space" in said
+    assert "objective proved least" in said
 
 
 def test_a_plan_without_estimate_has_an_empty_row():

@@ -104,6 +104,15 @@ def test_stages_solved_one_by_one_are_what_brute_force_finds(seed, monkeypatch):
     assert by_hand.objective_s >= found.objective_s * (1 - 1e-9)
 
 
+@pytest.mark.parametrize("solve", [exact, grid])
+def test_layers_that_take_no_time_are_assigned_too(solve):
+    drawn = _apart(7)
+    instance = dataclasses.replace(drawn, time=np.zeros_like(drawn.time))
+    found = solve(instance)
+    assert len(found.stages) == instance.n_layers
+    assert found.objective_s == pytest.approx(_brute_force_s(instance))
+
+
 @pytest.mark.parametrize("seed", range(60))
 @pytest.mark.slice(3)
 def test_the_programme_as_written_comes_to_the_same(seed):

@@ -24,6 +24,7 @@ from ..data.source import Source
 from ..errors import PolyremeError, RunError
 from ..measure.measure import measure
 from ..plan.describe import describe
+from ..plan.explain import unused
 from ..plan.ir import Plan, degree, devices
 from ..profile.record import Profile
 from ..runtime import checkpoint, checkpoints, loop, mesh
@@ -123,7 +124,7 @@ def work(
                 folders.make_way(request.folder, request.resume)
             folders.begin(request.folder, spec, found, profile)
             _leave_start(request)
-            _say(request, f"running {describe(plan)}")
+            _say(request, "; ".join([f"running {describe(plan)}", *unused(plan)]))
             world.record.enter("begun")
         world.barrier()
         summary_ = _train(request, problem, profile, plan, source, world, stop)

@@ -46,17 +46,23 @@ def summary(plans: Sequence[Plan]) -> str:
         return "priced, not searched" + ("; costs are assumed" if plan.assumed else "")
     parts = [
         f"{search.candidates} candidates in {show_seconds(search.search_s)} ({search.solver})",
-        "proved best of its space" if search.proved else "not proved best",
+        "objective proved least" if search.proved else "objective not proved least",
     ]
     if plan.assumed:
         parts.append("costs are assumed, not measured")
-    if search.unused_devices:
-        first, last = search.unused_devices[0], search.unused_devices[-1]
-        named = f"{first}" if first == last else f"{first} to {last}"
-        n_unused = len(search.unused_devices)
-        stay = "device stays" if n_unused == 1 else "devices stay"
-        parts.append(f"{n_unused} {stay} unused ({named})")
-    return "; ".join(parts)
+    return "; ".join([*parts, *unused(plan)])
+
+
+def unused(plan: Plan) -> tuple[str, ...]:
+    """A line if the search left devices unused."""
+    search = plan.search
+    if search is None or not search.unused_devices:
+        return ()
+    first, last = search.unused_devices[0], search.unused_devices[-1]
+    named = f"{first}" if first == last else f"{first} to {last}"
+    n_unused = len(search.unused_devices)
+    stay = "device stays" if n_unused == 1 else "devices stay"
+    return (f"{n_unused} {stay} unused ({named})",)
 
 
 def text(plans: Sequence[Plan], *, most_lost: int | None = None) -> str:

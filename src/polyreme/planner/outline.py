@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 import msgspec
 
@@ -40,9 +40,4 @@ def outlines(space: Space) -> Iterator[Outline]:
         layouts.setdefault((strategy.replica, strategy.shard), []).append(strategy)
     for strategies in layouts.values():
         for microbatches in space.counts(strategies[0].data):
-            yield Outline(space=space, strategies=_offered(strategies), microbatches=microbatches)
-
-
-def _offered(strategies: Sequence[Strategy]) -> tuple[Strategy, ...]:
-    """Each once: without shards a level changes nothing."""
-    return tuple(dict.fromkeys(strategies))
+            yield Outline(space=space, strategies=tuple(strategies), microbatches=microbatches)

@@ -28,13 +28,14 @@ from .refusals import unsliced
 from .room import Fitting, Room
 from .solve.exact import TOLERANCE, exact
 from .solve.grid import grid
-from .space import Space, write_plan
+from .space import SHARDED_LEVELS, Space, write_plan
 from .sweep import Sweep
 from .ways_out import Problem, leanest, ways_out
 
 DEADLINE_S = 60.0
 FEW = 400  # drafts of which each is played
 TUNED_WITHIN = 0.15  # of the best time; tuning gains less
+LEVELS = ("none", *SHARDED_LEVELS)
 CLOSED = frozenset({"gpipe", "1f1b"})  # orders whose closed form is the objective
 
 
@@ -179,11 +180,23 @@ def _judged(drafts: Iterable[Draft], prices: Prices) -> list[Candidate]:
     return sorted(tuned, key=_rank)
 
 
-def _rank(candidate: Candidate) -> tuple[bool, float]:
-    """Fitting ones by time (equal to 12 digits is equal), the others by what is missing."""
+def _rank(candidate: Candidate) -> tuple[bool, float, tuple[int, ...]]:
+    """Those that fit by time (equal to 12 digits is equal), others by what lacks; the plainer."""
+    draft = candidate.draft
+    ways = set(draft.strategies.values())
+    plainness = (
+        draft.strategy.tp,
+        draft.pp,
+        len(ways),
+        sum(each.recompute for each in draft.strategies.values()),
+        draft.strategy.shard,
+        draft.strategy.replica,
+        max(LEVELS.index(each.level) for each in ways),
+        draft.microbatches,
+    )
     if candidate.room.fits:
-        return False, float(f"{candidate.time.step_s:.12g}")
-    return True, candidate.room.over_bytes
+        return False, float(f"{candidate.time.step_s:.12g}"), plainness
+    return True, candidate.room.over_bytes, plainness
 
 
 def _nearest_miss(

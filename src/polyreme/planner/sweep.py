@@ -7,9 +7,10 @@ import heapq
 import itertools
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from itertools import count
+from typing import Protocol
 
 import numpy as np
 
@@ -23,7 +24,12 @@ from .space import Space
 N_BEST = 20
 _TIGHTENINGS = 8
 
-Solve = Callable[[Instance], Assignment]
+
+class Solve(Protocol):
+    """A solver of `solve`."""
+
+    def __call__(self, instance: Instance, *, deadline_s: float) -> Assignment:
+        """The best that is found in so many seconds."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,7 +106,7 @@ class Sweep:
                     continue
                 item.instance = _tightened(item.instance, item.draft, over)
                 item.left -= 1
-            solved = _solved(item.instance, item.offered, solve)
+            solved = _solved(item.instance, item.offered, solve, max(1.0, end_s - time.monotonic()))
             if not solved.proved:
                 floor = min(floor, solved.bound_s)
             if solved.stages:
@@ -111,7 +117,7 @@ class Sweep:
         return Swept(found=tuple(found), bound_s=min([floor, *least]))
 
 
-def _solved(instance: Instance, offered: _Offered, solve: Solve) -> Assignment:
+def _solved(instance: Instance, offered: _Offered, solve: Solve, deadline_s: float) -> Assignment:
     """The best where layers that share parameters have one level, whichever it is."""
     outline = offered.outline
     levels = [strategy.level for strategy in outline.strategies]
@@ -129,7 +135,7 @@ def _solved(instance: Instance, offered: _Offered, solve: Solve) -> Assignment:
                 others = [k for k, other in enumerate(levels) if other != level]
                 time_s[np.ix_(range(len(time_s)), unit, others)] = np.inf
             each = replace(instance, time=time_s)
-        found = _plainer(each, solve(each))
+        found = _plainer(each, solve(each, deadline_s=deadline_s))
         better = found if found.objective_s < best.objective_s else best
         bound_s, proved = min(best.bound_s, found.bound_s), best.proved and found.proved
         best = replace(better, bound_s=bound_s, proved=proved)

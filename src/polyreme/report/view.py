@@ -191,9 +191,9 @@ def _search_text(plan: Plan) -> str:
     if search is None:
         return "The plan was given, not searched for."
     proof = (
-        "proved the best of its space"
+        "its objective is proved least"
         if search.proved
-        else f"not proved the best; no plan is faster than {seconds(search.bound_s)}"
+        else f"its objective is not proved least, none is below {seconds(search.bound_s)}"
     )
     text = (
         f"Found by {search.solver} among {count(search.candidates, 'candidate')} in "

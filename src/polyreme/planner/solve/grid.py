@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import time
+
 import numpy as np
 
 from ..stages import balanced
 from .instance import Assignment, Instance
 
 
-def grid(instance: Instance) -> Assignment:
-    """The best of each strategy in turn.
+def grid(instance: Instance, *, below: float = np.inf, deadline_s: float = 60.0) -> Assignment:
+    """The best of each strategy in turn, if it takes less than `below`.
 
     A layer to which the strategy is not offered runs as is fastest for it. Nothing is proved.
     """
-    best = Assignment()
+    best, end_s = Assignment(), time.monotonic() + deadline_s
     if instance.is_hopeless:
         return best
     layers = np.arange(instance.n_layers)
@@ -21,7 +23,7 @@ def grid(instance: Instance) -> Assignment:
     placed = np.isfinite(instance.time).any(axis=2)
     fastest = times.argmin(axis=1)
     for strategy in range(instance.n_strategies):
-        if not np.isfinite(times[:, strategy]).any():
+        if not np.isfinite(times[:, strategy]).any() or time.monotonic() > end_s:
             continue
         chosen = np.where(np.isfinite(times[:, strategy]), strategy, fastest)
         sizes = balanced(tuple(times[layers, chosen]), instance.n_stages)
@@ -29,7 +31,7 @@ def grid(instance: Instance) -> Assignment:
         if not placed.all():  # stages are given: each layer has one
             stages = placed.argmax(axis=0).tolist()
         value = instance.objective_s(stages, chosen.tolist())
-        if value < best.objective_s:
+        if value < min(below, best.objective_s):
             best = Assignment(
                 stages=tuple(stages), strategies=tuple(chosen.tolist()), objective_s=value
             )

@@ -85,9 +85,8 @@ class _Segments:
         if beta > 0:
             most = (min(below, by_hand) * (1 + _NEAR) - alpha * cheapest) / beta
         each = self._instance.time.min(axis=(0, 2))
-        before = np.concatenate(
-            [[0.0], np.cumsum(each)]
-        )  # what a cut saves between layers left out
+        # Of all layers before one, wherever stages are cut: without what goes from layer to layer.
+        before = np.concatenate([[0.0], np.cumsum(each)])
         times = np.full((n_stages, n, n + 1), np.inf)
         for stage, start in itertools.product(range(n_stages), range(n)):
             if start < stage or (stage == 0 and start > 0) or before[start] > stage * most:
@@ -199,11 +198,11 @@ class _Segments:
         if not len(fits):
             return _Front(time, held, fits, fits)
         # Equal but for rounding is equal: then the one of fewer bytes comes first.
-        rounded = np.round(time / (_EVEN * time.max()))
+        rounded = np.round(time / (_EVEN * (time.max() or 1.0)))
         order = np.lexsort((held, rounded))
         room = held[order] + _EVEN * instance.capacity[stage]
         lowest = np.minimum.accumulate(held[order])
-        kept = order[np.concatenate([[True], room[1:] < lowest[:-1] + 0.0])]
+        kept = order[np.concatenate([[True], room[1:] < lowest[:-1]])]
         if len(kept) > MOST:
             raise TooWide
         row, option = np.divmod(fits[kept], len(offered))
