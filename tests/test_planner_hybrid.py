@@ -14,7 +14,10 @@ from polyreme.errors import ConfigError
 from polyreme.plan.check import check
 from polyreme.plan.explain import unused
 from polyreme.plan.options import Parallel
+from polyreme.planner import search as search_module
+from polyreme.planner.cost import pipeline
 from polyreme.planner.cost.data import DataCost
+from polyreme.planner.cost.exchange import usual
 from polyreme.planner.cost.memory import Memory
 from polyreme.planner.draft import Strategy
 from polyreme.planner.hybrid import Prices, spaces
@@ -164,3 +167,22 @@ def test_tensor_parts_save_only_what_shrinks_with_the_work(slope, gain):
             sum(costs.of(tp).cost.passes_s(block, Strategy(tp=tp), size, 1)) for tp in (1, 2)
         )
         assert whole / part == pytest.approx(gain)
+
+
+def test_a_sketch_is_near_what_is_played_and_never_below():
+    """Long steps are ranked by it: 1F1B's closed form, with the same exchanges."""
+    given = GRAPH, cluster(4), profile(collective_ms=0), workload(24)
+    cost = Prices(*given).of(1).cost
+    for space in spaces(*given[:2], workload(24), Parallel(pp=2, replica=2)):
+        for draft in space.drafts():
+            draft = usual(draft)
+            assert cost.sketched(draft).step_s == pytest.approx(cost(draft).step_s, rel=0.2)
+            assert cost.sketched(draft).step_s >= cost(draft).step_s * (1 - 1e-9)
+
+
+def test_long_steps_are_ranked_by_sketches_and_the_best_played(monkeypatch):
+    by_play = _search(Parallel(pp=2), collective_ms=0.1, top=3)
+    for module in (search_module, pipeline):
+        monkeypatch.setattr(module, "is_long", lambda draft: len(draft.stages) > 1)
+    by_sketch = _search(Parallel(pp=2), collective_ms=0.1, top=3)
+    assert by_sketch[0].estimate.step_s == pytest.approx(by_play[0].estimate.step_s, rel=1e-9)

@@ -21,7 +21,7 @@ from .cost.data import DataCost, StepTime
 from .cost.exchange import usual
 from .cost.layers import LayerCosts
 from .cost.memory import Memory
-from .cost.pipeline import StepCost
+from .cost.pipeline import StepCost, is_long
 from .draft import Draft, describe_draft, read_draft
 from .hybrid import Prices, spaces
 from .refusals import unsliced
@@ -74,7 +74,7 @@ def search(
     swept = sweep(exact, end_s=start_s + DEADLINE_S)
     by_hand = sweep(grid, end_s=start_s + DEADLINE_S)
     drafts = [*_all_alike(offered), *(draft for _, draft in (*by_hand.found, *swept.found))]
-    candidates = _judged(drafts, prices)
+    candidates = _judged(drafts, prices, top)
     if not candidates or not candidates[0].room.fits:
         problem = Problem(graph=graph, cluster=cluster, workload=workload, parallel=parallel)
         raise _infeasible(_nearest_miss(offered, candidates, prices), problem, prices)
@@ -157,27 +157,32 @@ def _all_alike(offered: Sequence[tuple[Space, LayerCosts]]) -> list[Draft]:
     return found if len(found) <= FEW else []
 
 
-def _judged(drafts: Iterable[Draft], prices: Prices) -> list[Candidate]:
+def _judged(drafts: Iterable[Draft], prices: Prices, top: int) -> list[Candidate]:
     """Each once, with the time of its played step: those that fit by time, then the others.
 
-    How they exchange is tuned where it may decide.
+    How they exchange is tuned where it may decide. Long steps are ranked by their orders' closed
+    forms, and then the first `top` are played.
     """
     known: dict[str, Draft] = {}
     for draft in drafts:
         known.setdefault(f"{draft.pp} {draft.stages} {describe_draft(draft)}", draft)
     found = [
-        Candidate(draft=draft, time=costs.cost(usual(draft)), room=costs.fitting(draft))
+        Candidate(
+            draft=draft,
+            time=(costs.cost.sketched if is_long(draft) else costs.cost)(usual(draft)),
+            room=costs.fitting(draft),
+        )
         for draft in known.values()
         for costs in (prices.of(draft.strategy.tp),)
     ]
-    least_s = min((each.time.step_s for each in found if each.room.fits), default=0.0)
-    tuned = [
-        msgspec.structs.replace(each, time=prices.of(each.draft.strategy.tp).cost(each.draft))
-        if each.room.fits and each.time.step_s <= (1 + TUNED_WITHIN) * least_s
-        else each
-        for each in found
-    ]
-    return sorted(tuned, key=_rank)
+    found.sort(key=_rank)
+    least_s = found[0].time.step_s if found else 0.0
+    for at, each in enumerate(found):
+        near = each.room.fits and each.time.step_s <= (1 + TUNED_WITHIN) * least_s
+        if near and (at < top or not is_long(each.draft)):
+            time_s = prices.of(each.draft.strategy.tp).cost(each.draft)
+            found[at] = msgspec.structs.replace(each, time=time_s)
+    return sorted(found, key=_rank)
 
 
 def _rank(candidate: Candidate) -> tuple[bool, float, tuple[int, ...]]:
@@ -205,7 +210,7 @@ def _nearest_miss(
     """What does not fit by the least: known, or of each space the leanest."""
     if known:
         return known[0]
-    return _judged((draft for space, _ in offered for draft in leanest(space)), prices)[0]
+    return _judged((draft for space, _ in offered for draft in leanest(space)), prices, 1)[0]
 
 
 def _is_closed(draft: Draft) -> bool:

@@ -24,6 +24,13 @@ from .exchange import tuned
 from .message import Message
 from .slices import SliceCost, even_slices
 
+LONG = 4_000  # microbatches of all stages: beyond, playing takes seconds
+
+
+def is_long(draft: Draft) -> bool:
+    """Whether a step is not played without need."""
+    return len(draft.stages) * draft.microbatches > LONG
+
 
 class StepCost:
     """Seconds of a step of any draft: over data axes alone, or with tensor parts and stages."""
@@ -57,6 +64,24 @@ class StepCost:
             compute_s=makespan_s - parts_s + max(rank.update_s for rank in ranks),
             comm_s=max(sum(each.values()) for each in exchanged),
             exposed_comm_s=exposed_s + parts_s,
+        )
+
+    def sketched(self, draft: Draft) -> StepTime:
+        """The same by the closed form of the order, which is not played; holders' sums left out.
+
+        Played where the order has no closed form, or there are no stages.
+        """
+        order = ORDERS.get(draft.order)
+        costs = self.costs(draft)
+        closed_s = order and order.closed_form_s(draft.pp, draft.microbatches, costs)
+        if not closed_s:
+            return self(draft)
+        ranks = [self.data.rank(draft, pipe) for pipe in range(draft.pp)]
+        exposed_s = max(rank.exposed_comm_s for rank in ranks)
+        return StepTime(
+            compute_s=closed_s + max(rank.update_s for rank in ranks),
+            comm_s=exposed_s,
+            exposed_comm_s=exposed_s,
         )
 
     def costs(self, draft: Draft) -> Costs:
@@ -127,7 +152,8 @@ class StepCost:
         if draft.stages:
             actions = self._actions(draft, self.costs(draft))
             draft = msgspec.structs.replace(draft, actions=actions)
-        return tuned(draft, self, parts=workload.by_entry and synchronous)
+        cost = self.sketched if is_long(draft) else self
+        return tuned(draft, cost, parts=workload.by_entry and synchronous)
 
     def _uncut(self, draft: Draft) -> bool:
         """Whether the cost model says how many tokens each slice has."""
@@ -136,6 +162,8 @@ class StepCost:
 
     def _shares(self, draft: Draft) -> tuple[float, ...]:
         """Of a pass, what each slice of tokens takes; none where passes are whole."""
+        if draft.order in ORDERS and ORDERS[draft.order].slices == 1:
+            return ()
         if draft.actions:
             n = 1 + max(action.token_slice for own in draft.actions for action in own)
         else:
