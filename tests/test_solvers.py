@@ -8,6 +8,7 @@ import itertools
 import numpy as np
 import pytest
 
+from polyreme import api
 from polyreme.planner.solve import segments
 from polyreme.planner.solve.exact import exact
 from polyreme.planner.solve.grid import grid
@@ -154,3 +155,9 @@ def test_only_what_takes_less_than_asked_is_given(solve):
     found = solve(instance, below=best)
     assert (found.stages, found.proved) == ((), True)
     assert solve(instance, below=best * 1.01).objective_s == pytest.approx(best)
+
+
+def test_every_solver_is_listed_with_its_source():
+    rows = api.listing("solvers")
+    assert [row["name"] for row in rows] == ["exact", "grid", "miqp"]
+    assert all(all(row.values()) for row in rows)

@@ -79,9 +79,12 @@ def _orders() -> Iterator[Row]:
 
 
 def _solvers() -> Iterator[tuple[str, str, str]]:
+    from ..planner.solve.exact import exact
     from ..planner.solve.grid import grid
+    from ..planner.solve.miqp import miqp
 
-    yield ("grid", *_documented(grid))
+    for solver in (exact, grid, miqp):
+        yield (solver.__name__, *_documented(solver))
 
 
 def _axes() -> Iterator[tuple[str, str, str]]:

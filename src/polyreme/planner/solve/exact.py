@@ -24,10 +24,15 @@ Index = npt.NDArray[np.int64]
 
 
 def exact(instance: Instance, *, below: float = np.inf, deadline_s: float = 60.0) -> Assignment:
-    """The assignment that takes least, if it takes less than `below`.
+    """The optimum, on chains and with one tensor that passes layers by: the planner's solver.
 
-    Passes keep more and more labels of each layer, those of the lowest bounds; one that had to drop
-    none ends with a proof. After `deadline_s` seconds the best so far is given.
+    It is given if it takes less than `below`. Stages are solved one by one where strategies change
+    nothing for other layers (`segments`), else by labels: passes keep more and more of each layer,
+    those of the lowest bounds; one that had to drop none ends with a proof. After `deadline_s`
+    seconds the best so far is given.
+
+    Source: label setting with Lagrangian pruning, Handler and Zang 1980; knapsacks of stages,
+    Nemhauser and Ullmann 1969.
 
     Raises:
         ValueError: several tensors pass layers by.

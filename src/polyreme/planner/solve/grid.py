@@ -11,9 +11,12 @@ from .instance import Assignment, Instance
 
 
 def grid(instance: Instance, *, below: float = np.inf, deadline_s: float = 60.0) -> Assignment:
-    """The best of each strategy in turn, if it takes less than `below`.
+    """One strategy for all layers, each in turn, on balanced stages: what people do by hand.
 
-    A layer to which the strategy is not offered runs as is fastest for it. Nothing is proved.
+    A layer to which the strategy is not offered runs as is fastest for it. It is given if it takes
+    less than `below`; nothing is proved.
+
+    Source: exhaustive search.
     """
     best, end_s = Assignment(), time.monotonic() + deadline_s
     if instance.is_hopeless:

@@ -130,9 +130,11 @@ def miqp(
     deadline_s: float = 60.0,
     on: str = "highs",
 ) -> Assignment:
-    """The assignment that takes least; any number of tensors may pass layers by.
+    """The optimum, of any number of tensors that pass layers by: UniAP's programme as written.
 
     `on` is one of `programme.SOLVERS`.
+
+    Source: Lin et al., "UniAP", CVPR 2025, equations 1 to 10.
     """
     if instance.is_hopeless:
         return Assignment(bound_s=below, proved=True)
