@@ -20,7 +20,7 @@ from polyreme.algo.members import members
 from polyreme.algo.topology import graph, method
 
 N = 4
-SLICE = 6
+SLICE = 4
 AXES: dict[str, list[Any]] = {
     "rule": [
         rule.SGD(lr=0.1),

@@ -44,9 +44,9 @@ def test_a_registered_accelerator_is_trained_on_within_its_memory(toy, tmp_path)
 
 def test_memory_of_a_registered_accelerator_limits_the_plan(toy, tmp_path):
     large = {
-        "model": {"preset": "llama-7b"},
-        "data": {"kind": "python_source"},
-        "train": {"steps": 3, "global_batch": 2, "seq_len": 512},
+        "model": {"kind": "mlp", "hidden": [30000, 30000]},
+        "data": {"kind": "digits"},
+        "train": {"steps": 3, "global_batch": 2},
     }
     profile = pr.profile(large, assume=True, devices=2)
     with pytest.raises(Infeasible) as raised:

@@ -70,6 +70,7 @@ def test_ranks_can_use_the_device_after_all_imports_of_training() -> None:
         assert trainer.run(entries.computes, n_processes=1) == [4.0]
 
 
+@pytest.mark.long
 def test_two_jobs_at_once_do_not_collide(launcher: Launcher) -> None:
     found: dict[str, list[float]] = {}
     with Launcher() as second:

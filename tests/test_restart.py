@@ -204,6 +204,7 @@ def test_what_another_attempt_may_mend_is_tried_again(
     assert restart.step == 0  # nothing was saved before
 
 
+@pytest.mark.long
 def test_a_rank_that_dies_before_the_run_has_a_folder(launcher: Launcher, tmp_path: Path) -> None:
     assert _train(launcher, tmp_path / "run", {0: Fault(0, 0, "early")}).status == "done"
     assert {event.attempt for event in runlog.read(tmp_path / "run" / "log.jsonl")} == {1}
@@ -272,6 +273,7 @@ def test_a_run_goes_on_with_the_devices_that_are_left(
         accelerator.unregister("shrinking")
 
 
+@pytest.mark.long
 def test_a_signal_while_a_restart_is_waited_for_ends_the_run(
     launcher: Launcher, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

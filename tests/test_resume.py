@@ -74,7 +74,7 @@ def test_resuming_is_bitwise_the_unbroken_run(pool, tmp_path, rule, n, layout):
         ((1, {}), (4, {"replica": 2, "shard": 2, "level": "params"})),
     ],
 )
-@pytest.mark.slice(3)
+@pytest.mark.slice(1)
 def test_another_layout_goes_on_with_the_same_run(pool, tmp_path, before, after):
     model = Model(tied=True, gain=True, frozen=True)
     first, second = (Case(model, layout, rule=AdamW(lr=0.05)) for _, layout in (before, after))

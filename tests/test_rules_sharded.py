@@ -135,7 +135,7 @@ def _part(world, cases, home: Path, until: int, resume: bool):
     ("before", "after"),
     [("mixed", None), (None, "params"), ("both axes, mixed", "whole"), ("whole", "mixed")],
 )
-@pytest.mark.slice("None-params", "both axes, mixed-whole")
+@pytest.mark.slice("None-params")
 def test_a_checkpoint_of_any_rule_is_resumed_in_another_layout(pool, tmp_path, before, after):
     n, cases = _cases(LAYOUTS[before] if before else ALONE, STATEFUL, steps=STEPS)
     pool(n).run(_part, cases, tmp_path, STOP, False)

@@ -20,7 +20,7 @@ REFUSED = {  # what cannot be split so, and why
     "phi3": [f"tp 4: {FUSED}", f"tp 4 sp: {FUSED}"],
     "swin": [f"tp {degree} sp: {WINDOWS}" for degree in (2, 4)],
 }
-FIRST = ("gemma2", "gpt2", "swin")
+FIRST = ("gemma2", "gpt2")
 
 
 EACH = [*FIRST, *(pytest.param(n, marks=pytest.mark.long) for n in CASES if n not in FIRST)]

@@ -58,7 +58,7 @@ def _held(pool, drawn: Drawn, precision: str, seed: int) -> None:
         assert counted == [n_bytes] * len(steps), (rank, case.plan)
 
 
-@pytest.mark.slice(2)
+@pytest.mark.slice(1)
 @pytest.mark.parametrize("seed", range(N_PLANS))
 def test_a_traced_step_exchanges_what_the_cost_model_says(pool, seed):
     _held(pool, draw(seed), PRECISIONS[seed % 3], seed)

@@ -82,6 +82,7 @@ def launcher() -> Iterator[Launcher]:
 
 
 @pytest.mark.parametrize("how", ["SIGSTOP", "sleep"])
+@pytest.mark.slice("sleep")
 def test_a_rank_that_sends_nothing_more_is_named_in_time(launcher: Launcher, how: str) -> None:
     """Rank 1 waits for it in a receive, rank 0 until its own message is taken."""
     with pytest.raises(RankFailed) as caught:

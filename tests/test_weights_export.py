@@ -208,6 +208,7 @@ print(peak() - before)
 """
 
 
+@pytest.mark.long
 @pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="needs Linux's /proc")
 def test_memory_stays_below_one_and_a_half_shards(tmp_path):
     source = tmp_path / "source"
