@@ -44,9 +44,9 @@ def test_a_registered_accelerator_is_trained_on_within_its_memory(toy, tmp_path)
 
 def test_memory_of_a_registered_accelerator_limits_the_plan(toy, tmp_path):
     large = {
-        "model": {"kind": "mlp", "hidden": [30000, 30000]},
-        "data": {"kind": "digits"},
-        "train": {"steps": 3, "global_batch": 2},
+        "model": {"preset": "llama-7b", "config": {"num_hidden_layers": 4}},
+        "data": {"kind": "python_source"},
+        "train": {"steps": 3, "global_batch": 2, "seq_len": 512},
     }
     profile = pr.profile(large, assume=True, devices=2)
     with pytest.raises(Infeasible) as raised:
@@ -55,7 +55,7 @@ def test_memory_of_a_registered_accelerator_limits_the_plan(toy, tmp_path):
 
 
 def test_rooms_are_functions_too(tmp_path):
-    plans = pr.plan(SPEC, assume=True, cluster="preset:2xH100", out=tmp_path / "plan.json")
+    plans = pr.plan(SPEC, assume=True, cluster="preset:2xH100", out=str(tmp_path / "plan.json"))
     assert plans[0].assumed
     assert (tmp_path / "plan.json").exists()
     assert json.loads((tmp_path / "plan.json").read_text())["top"]

@@ -31,7 +31,8 @@ if TYPE_CHECKING:
     from .exchange import Cast
     from .verifying import Dtype, Verification
 
-SpecLike = str | Path | Mapping[str, Any] | specs.Spec
+PathLike = str | Path
+SpecLike = PathLike | Mapping[str, Any] | specs.Spec
 _AXES = ("replica", "shard", "tp", "cp", "ep", "pp")
 
 
@@ -92,7 +93,7 @@ def profile(
     spec: SpecLike,
     *,
     overrides: Sequence[str] = (),
-    out: Path | None = None,
+    out: PathLike | None = None,
     assume: bool = False,
     cluster: str | None = None,
     devices: int | None = None,
@@ -116,7 +117,7 @@ def profile(
     )
     found = assumed_profile(problem) if assume else measured_profile(problem, fresh=True)
     if out is not None:
-        store.save(found, out)
+        store.save(found, Path(out))
     return found
 
 
@@ -124,13 +125,13 @@ def plan(
     spec: SpecLike,
     *,
     overrides: Sequence[str] = (),
-    profile: Path | Profile | None = None,
+    profile: PathLike | Profile | None = None,
     assume: bool = False,
     cluster: str | None = None,
     devices: int | None = None,
     top: int = 5,
-    given: Path | None = None,
-    out: Path | None = None,
+    given: PathLike | None = None,
+    out: PathLike | None = None,
 ) -> tuple[Plan, ...]:
     """The best plans, best first; the first holds the record of the search.
 
@@ -167,12 +168,14 @@ def plan(
         costs = assumed_profile(problem) if assume else measured_profile(problem)
     found: tuple[Plan, ...]
     if given is not None:
-        found = (price(problem.graph, problem.cluster, costs, problem.workload, plans.load(given)),)
+        found = (
+            price(problem.graph, problem.cluster, costs, problem.workload, plans.load(Path(given))),
+        )
     else:
         asked = number_is_asked(problem.spec, devices, problem.accelerator)
         found = best_plans(problem, costs, all_devices=asked, top=top)
     if out is not None:
-        plans.save(found[0], out, found)
+        plans.save(found[0], Path(out), found)
     return found
 
 
@@ -191,9 +194,9 @@ def train(
     spec: SpecLike,
     *,
     overrides: Sequence[str] = (),
-    out: Path | None = None,
+    out: PathLike | None = None,
     devices: int | None = None,
-    plan: Path | Plan | None = None,
+    plan: PathLike | Plan | None = None,
     resume: str | None = None,
     progress: bool = False,
 ) -> Summary | None:
@@ -219,7 +222,7 @@ def simulate(
     *,
     overrides: Sequence[str] = (),
     workers: int | None = None,
-    out: Path | None = None,
+    out: PathLike | None = None,
     resume: str | None = None,
     progress: bool = False,
 ) -> Summary:
@@ -240,7 +243,7 @@ def simulate(
     return run(found, run_folder(spec, out), resume=resume, progress=progress)
 
 
-def run_folder(spec: SpecLike, out: Path | None) -> Path:
+def run_folder(spec: SpecLike, out: PathLike | None) -> Path:
     """Where a run of this spec is written: `out`, or ``runs/`` and the spec's name."""
     if out is not None:
         return Path(out)
@@ -271,7 +274,7 @@ def verify(
     *,
     overrides: Sequence[str] = (),
     devices: int | None = None,
-    plan: Path | Plan | None = None,
+    plan: PathLike | Plan | None = None,
     steps: int = 3,
     dtype: Dtype = "float64",
     progress: bool = False,
@@ -321,7 +324,7 @@ def weights(
 def report(
     runs: Sequence[Path | str] | Path | str,
     *,
-    out: Path | None = None,
+    out: PathLike | None = None,
     reference: Path | None = None,
     target: str | None = None,
 ) -> Path:
@@ -329,7 +332,7 @@ def report(
     from ..report.page import render
 
     folders = [Path(runs)] if isinstance(runs, str | Path) else [Path(run) for run in runs]
-    page = out or (folders[0] if len(folders) == 1 else Path()) / "report.html"
+    page = Path(out) if out else (folders[0] if len(folders) == 1 else Path()) / "report.html"
     return render(folders, page, reference=reference, target=target)
 
 

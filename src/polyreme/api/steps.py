@@ -100,9 +100,9 @@ def arranged(spec: Spec, source: Source, *, n_workers: int) -> Ordering:
     )
 
 
-def given_profile(problem: Problem, profile: Path | Profile) -> Profile:
+def given_profile(problem: Problem, profile: str | Path | Profile) -> Profile:
     """A profile that the user names. Raises ConfigError saying what it was made for instead."""
-    found = profile if isinstance(profile, Profile) else store.load(profile)
+    found = profile if isinstance(profile, Profile) else store.load(Path(profile))
     wanted = store.inputs_hash(problem.graph, problem.cluster, problem.workload.precision)
     reasons = store.valid(found, wanted, hardware(problem.cluster), found.versions)
     if reasons:
@@ -110,7 +110,7 @@ def given_profile(problem: Problem, profile: Path | Profile) -> Profile:
             [
                 Violation(
                     path="--profile",
-                    value=str(profile) if isinstance(profile, Path) else "a profile",
+                    value="a profile" if isinstance(profile, Profile) else str(profile),
                     rule=reason,
                     legal="a profile of this model, cluster and precision (polyreme profile)",
                 )
@@ -120,11 +120,11 @@ def given_profile(problem: Problem, profile: Path | Profile) -> Profile:
     return found
 
 
-def given_plan(problem: Problem, plan: Path | Plan) -> Plan:
+def given_plan(problem: Problem, plan: str | Path | Plan) -> Plan:
     """A plan that the user names, checked. Raises ConfigError with every violation."""
     from ..plan.check import check as check_plan
 
-    found = plan if isinstance(plan, Plan) else plans.load(plan)
+    found = plan if isinstance(plan, Plan) else plans.load(Path(plan))
     violations = check_plan(found, problem.graph, problem.cluster, problem.workload)
     if violations:
         raise ConfigError(violations)

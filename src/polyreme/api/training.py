@@ -32,7 +32,7 @@ def train(
     folder: Path,
     *,
     devices: int | None,
-    plan: Path | Plan | None,
+    plan: str | Path | Plan | None,
     resume: str | None,
     progress: bool,
 ) -> runlog.Summary | None:

@@ -81,7 +81,7 @@ def verify(
     spec: specs.Spec,
     *,
     devices: int | None,
-    plan: Path | Plan | None,
+    plan: str | Path | Plan | None,
     n_steps: int,
     dtype: Dtype,
     progress: bool,
