@@ -19,6 +19,7 @@ SPEC = """
 model = { kind = "mlp", hidden = [256] }
 data = { kind = "digits" }
 cluster = { cpu_processes = 2 }
+parallel = { replica = 2 }
 [train]
 steps = 6
 global_batch = 16
