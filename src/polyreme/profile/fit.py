@@ -15,7 +15,12 @@ from itertools import accumulate, pairwise
 
 from .record import Collective, CollectiveTimes, Profile
 
-_ROUNDS: Mapping[Collective, int] = {"all_reduce": 2, "all_gather": 1, "reduce_scatter": 1}
+_ROUNDS: Mapping[Collective, int] = {
+    "all_reduce": 2,
+    "all_gather": 1,
+    "reduce_scatter": 1,
+    "send": 0,
+}
 
 
 class Curve:
@@ -111,6 +116,15 @@ class Fit:
         """Seconds that recomputing adds to the backward pass: one more forward pass."""
         return self.forward_s(kind, microbatch)
 
+    def send_s(self, pp: int, size_bytes: float, n_hosts: int) -> float:
+        """Seconds from one of `pp` pipeline ranks to the next.
+
+        As measured, or else what gathering twice its bytes over two devices takes.
+        """
+        if self.profile.collectives.get("send"):
+            return self.collective_s("send", pp, size_bytes, n_hosts)
+        return self.collective_s("all_gather", 2, 2 * size_bytes, n_hosts)
+
     def collective_s(
         self, op: Collective, n_devices: int, size_bytes: float, n_hosts: int | None = None
     ) -> float:
@@ -130,7 +144,7 @@ class Fit:
                 entries, key=lambda pair: _distance(pair[0], n_devices, n_hosts)
             )
         entry, curve = self._nearest[key]
-        if entry.n_devices == n_devices:
+        if entry.n_devices == n_devices or op == "send":
             return curve(size_bytes)
         start_s = curve.least_s
         moved_s = curve(size_bytes) - start_s

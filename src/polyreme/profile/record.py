@@ -7,7 +7,7 @@ from typing import Literal
 
 import msgspec
 
-Collective = Literal["all_reduce", "all_gather", "reduce_scatter"]
+Collective = Literal["all_reduce", "all_gather", "reduce_scatter", "send"]
 
 
 class LayerTimes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -28,7 +28,8 @@ class LayerTimes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 class CollectiveTimes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Seconds of one collective over `n_devices` against the bytes of the full tensor; sorted.
 
-    The group spreads over `n_hosts` hosts.
+    The group spreads over `n_hosts` hosts. A send goes from one of `n_devices` pipeline ranks to
+    the next.
     """
 
     n_devices: int

@@ -171,15 +171,14 @@ class DataCost:
         return self._class_passes(self.memory.classes.layer_of[name], strategy, size)
 
     def price_s(self, layout: Strategy, pp: int, message: Message) -> float:
-        """Seconds of one message. One to another stage takes what gathering twice its bytes takes.
+        """Seconds of one message.
 
         Stages lie one behind the other on the devices, in each of them tensor parts beside each
         other, then shards, then replicas. Holders of a parameter are taken to lie on one host.
         """
         hosts = self._n_hosts(layout.replica, layout.shard, layout.tp, pp)
         if message.operation == "send":
-            n_bytes = 2 * message.n_bytes
-            return self._fit.collective_s("all_gather", 2, n_bytes, hosts["stages"])
+            return self._fit.send_s(pp, message.n_bytes, hosts["stages"])
         return self._fit.collective_s(
             message.operation, message.n_ranks, message.n_bytes, hosts.get(message.over)
         )
