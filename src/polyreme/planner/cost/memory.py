@@ -203,6 +203,12 @@ class Memory:
             kept += unit.trained * self.widths.master
         return kept
 
+    def passing_bytes(self, name: str, strategy: Strategy) -> int:
+        """What a layer's unit takes while it is gathered for its backward pass, and only then."""
+        shapes = self.classes.layers[self.classes.layer_of[name]].shapes
+        unit = count_unit(shapes.params, strategy.parts, looks_up=shapes.looks_up)
+        return unit.gathered * self.widths.compute if unit.gathered_again(strategy) else 0
+
     def reducing_bytes(self, name: str, strategy: Strategy) -> int:
         """What a layer's gradients take when they are reduced, at least."""
         shapes = self.classes.layers[self.classes.layer_of[name]].shapes
