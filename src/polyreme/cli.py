@@ -143,7 +143,8 @@ def plan(
     spec: SpecFile,
     overrides: Set = None,
     profile: Annotated[
-        Path | None, typer.Option("--profile", help="a profile file [default: measure]")
+        str | None,
+        typer.Option("--profile", help="a profile file, or galvatron:DIR[,DIR] [default: measure]"),
     ] = None,
     assume: Assume = False,
     cluster: ClusterText = None,
@@ -153,7 +154,10 @@ def plan(
         list[str] | None, typer.Option("--fix", metavar="AXIS=N", help="fix a degree (repeatable)")
     ] = None,
     price: Annotated[
-        Path | None, typer.Option("--price", metavar="PLAN", help="price this plan, search none")
+        str | None,
+        typer.Option(
+            "--price", metavar="PLAN", help="price this plan (or galvatron:FILE), search none"
+        ),
     ] = None,
     out: Annotated[Path | None, typer.Option("--out", help="write the best plan here")] = None,
     json: Json = False,

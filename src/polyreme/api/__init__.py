@@ -136,14 +136,14 @@ def plan(
     """The best plans, best first; the first holds the record of the search.
 
     Costs come from `profile`, from the cluster's figures (`assume`), or else are measured here.
-    With `given`, a plan file, nothing is searched: it is priced.
+    With `given`, a plan file, nothing is searched: it is priced. Profiles and plans of Galvatron
+    are named ``galvatron:PATH``.
 
     Raises:
         ConfigError: the spec is wrong, or the profile was made for something else.
         Infeasible: no plan fits.
     """
     from ..plan import store as plans
-    from ..planner.search import price
     from .folders import writable
     from .problem import pose
     from .steps import (
@@ -152,6 +152,7 @@ def plan(
         given_profile,
         measured_profile,
         number_is_asked,
+        priced,
     )
 
     if out is not None:
@@ -168,9 +169,7 @@ def plan(
         costs = assumed_profile(problem) if assume else measured_profile(problem)
     found: tuple[Plan, ...]
     if given is not None:
-        found = (
-            price(problem.graph, problem.cluster, costs, problem.workload, plans.load(Path(given))),
-        )
+        found = (priced(problem, costs, given),)
     else:
         asked = number_is_asked(problem.spec, devices, problem.accelerator)
         found = best_plans(problem, costs, all_devices=asked, top=top)

@@ -10,7 +10,7 @@ from ..cluster.detect import hardware
 from ..errors import ConfigError, Violation
 from ..plan import store as plans
 from ..plan.ir import Plan
-from ..profile import store
+from ..profile import galvatron, store
 from ..profile.record import Profile
 from ..spec import Spec
 from .problem import Problem, not_here
@@ -78,6 +78,22 @@ def best_plans(
     )
 
 
+def priced(problem: Problem, profile: Profile, given: str | Path) -> Plan:
+    """A plan that the user names, ours or Galvatron's, with what it costs.
+
+    Raises:
+        ConfigError: it cannot be read, or has parts that cannot be priced.
+    """
+    from ..planner.galvatron import PREFIX, read_galvatron_draft
+    from ..planner.given import price_draft
+    from ..planner.search import price
+
+    parts = problem.graph, problem.cluster, profile, problem.workload
+    if str(given).startswith(PREFIX):
+        return price_draft(*parts, read_galvatron_draft(str(given), problem.graph))
+    return price(*parts, plans.load(Path(given)))
+
+
 def number_is_asked(spec: Spec, devices: int | None, accelerator: Accelerator | None) -> bool:
     """Whether the user said how many devices of this machine there shall be: then all are used."""
     if accelerator is None:
@@ -102,6 +118,9 @@ def arranged(spec: Spec, source: Source, *, n_workers: int) -> Ordering:
 
 def given_profile(problem: Problem, profile: str | Path | Profile) -> Profile:
     """A profile that the user names. Raises ConfigError saying what it was made for instead."""
+    if str(profile).startswith(galvatron.PREFIX):
+        precision = problem.workload.precision
+        return galvatron.read_galvatron(str(profile), problem.graph, problem.cluster, precision)
     found = profile if isinstance(profile, Profile) else store.load(Path(profile))
     wanted = store.inputs_hash(problem.graph, problem.cluster, problem.workload.precision)
     reasons = store.valid(found, wanted, hardware(problem.cluster), found.versions)
