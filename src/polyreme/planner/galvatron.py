@@ -1,8 +1,8 @@
 """Plans that Galvatron's search wrote, read as drafts.
 
-Its degrees are those of the repeated layers; `vtp` is the tensor parts of embedding and head. Tensor
-parts split tokens too, as in its profiles. Data parallelism of type 1 shards parameters; type 0 is
-`default_dp_type`.
+Its degrees are those of the repeated layers; `vtp` is the tensor parts of embedding and head.
+Tensor parts split tokens too, as in its profiles. Data parallelism of type 1 shards parameters;
+type 0 is `default_dp_type`.
 
 Source of the format: Hetu-Galvatron 2, `galvatron_config_*.json`.
 """
@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -127,9 +128,7 @@ def _stages(
     ends = [sum(sizes[: stage + 1]) for stage in range(len(sizes) - 1)]
     cuts = [names.index(repeated[end]) for end in ends]
     edges = [0, *cuts, len(names)]
-    return tuple(
-        tuple(names[start:end]) for start, end in zip(edges[:-1], edges[1:], strict=True)
-    )
+    return tuple(tuple(names[start:end]) for start, end in pairwise(edges))
 
 
 def _refused(text: str, rule: str, legal: str) -> ConfigError:

@@ -3,8 +3,8 @@
 Its files hold the forward milliseconds of one repeated layer kind and of all other layers together,
 megabytes of what a sample leaves for its backward pass, and bandwidths of collectives. A backward
 pass is taken as two forward passes, as its search does; so what is read counts as assumed. While a
-collective runs beside computation each takes `overlap_coe` as long, which leaves ``overlap_coe - 1``
-of the collective exposed. It has no time for updates, and no context's memory.
+collective runs beside computation each takes `overlap_coe` as long, which leaves
+``overlap_coe - 1`` of the collective exposed. It has no time for updates, and no context's memory.
 
 Source of the format: Miao et al., "Galvatron", VLDB 2023; files of Hetu-Galvatron 2.
 """
@@ -38,7 +38,7 @@ _Entries = Mapping[str, Any]
 
 
 def read_galvatron(text: str, graph: LayerGraph, cluster: Cluster, precision: str) -> Profile:
-    """The profile in files and folders, named ``galvatron:PATH[,PATH]``; the first that has one wins.
+    """The profile in files and folders named ``galvatron:PATH[,PATH]``, the first that has it.
 
     Raises:
         ConfigError: a file or an entry is missing, or was made for another model, number of

@@ -9,6 +9,7 @@ update, count for the pipeline rank that has most.
 from __future__ import annotations
 
 import functools
+from collections import Counter
 from collections.abc import Iterable, Mapping
 
 import msgspec
@@ -20,8 +21,8 @@ from ...plan.play import Costs, play
 from ...profile.fit import Fit
 from ..draft import Draft, Strategy
 from .data import DataCost, StepTime
-from .exchange import tuned
-from .message import Message
+from .exchange import tuned, usual
+from .message import Message, Messages
 from .slices import SliceCost, even_slices
 
 LONG = 4_000  # microbatches of all stages: beyond, playing takes seconds
@@ -38,6 +39,7 @@ class StepCost:
     def __init__(self, data: DataCost) -> None:
         self.data, self.traffic = data, data.traffic
         self._played: tuple[Ranks, Costs, float] | None = None
+        self._beside: tuple[tuple[object, object], dict[int, dict[str, float]]] | None = None
         self.passes_s = functools.cache(self._passes_s)
         self._slices = SliceCost(data.memory.graph, Fit(data.profile))
 
@@ -152,6 +154,8 @@ class StepCost:
         if draft.stages:
             actions = self._actions(draft, self.costs(draft))
             draft = msgspec.structs.replace(draft, actions=actions)
+        if not any(self._bucketed(usual(draft), pipe) for pipe in range(draft.pp)):
+            return usual(draft)
         cost = self.sketched if is_long(draft) else self
         return tuned(draft, cost, parts=workload.by_entry and synchronous)
 
@@ -180,10 +184,27 @@ class StepCost:
     def _exchanged_s(self, draft: Draft, pipe: int) -> Mapping[str, float]:
         """Seconds of all that the first device of a pipeline rank exchanges, by over whom.
 
+        How gradients that are whole are exchanged changes the buckets alone: the rest is kept.
         What all devices tell each other at the end of a step is left out.
         """
+        key = draft.strategies, draft.actions
+        if self._beside is None or any(
+            a is not b for a, b in zip(self._beside[0], key, strict=True)
+        ):
+            self._beside = key, {}
+        known = self._beside[1]
+        if pipe not in known:
+            known[pipe] = self._priced(draft, self.traffic.beside_buckets(draft, Cell(pipe=pipe)))
+        bucketed = self._priced(draft, Counter(self._bucketed(draft, pipe)))
+        return {over: seconds + bucketed[over] for over, seconds in known[pipe].items()}
+
+    def _bucketed(self, draft: Draft, pipe: int) -> tuple[Message, ...]:
+        return self.traffic.buckets(draft, draft.layers_of(pipe))
+
+    def _priced(self, draft: Draft, messages: Messages) -> dict[str, float]:
+        """Seconds of messages by over whom, but for what all tell each other."""
         found = dict.fromkeys(("data", "shards", "replicas", "parts", "holders", "stages"), 0.0)
-        for message, count in self.traffic(draft, Cell(pipe=pipe)).items():
+        for message, count in messages.items():
             if message.over != "all":
                 found[message.over] += count * self.data.price_s(draft.strategy, draft.pp, message)
         return found

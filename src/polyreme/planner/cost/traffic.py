@@ -47,6 +47,12 @@ class Traffic:
 
         A draft with stages must have its actions.
         """
+        found = self.beside_buckets(draft, cell)
+        found.update(self.buckets(draft, draft.layers_of(cell.pipe)))
+        return found
+
+    def beside_buckets(self, draft: Draft, cell: Cell) -> Messages:
+        """The same without gradients that are whole on every device."""
         found: Messages = Counter()
         passes = Counter(self._passes(draft, cell))
         for (stage, copy, forward, size, n_tokens), count in passes.items():
@@ -58,7 +64,6 @@ class Traffic:
             for n_bytes in self._handed(draft, cell, stage, copy, size, n_tokens, forward=forward):
                 found[_message("send", "stages", 2, n_bytes)] += count
         found.update(self._of_units(draft, cell))
-        found.update(self._of_buckets(draft, cell))
         found.update(self._of_holders(draft, cell))
         if draft.n_devices > 1:
             told = TOLD_OF_ALL + TOLD_BY_EACH * draft.n_devices + self._n_trainable()
@@ -265,10 +270,6 @@ class Traffic:
                     own = n_bytes // unit.parts
                     found[_message("all_reduce", "replicas", strategy.replica, own)] += 1
         return found
-
-    def _of_buckets(self, draft: Draft, cell: Cell) -> Messages:
-        """Of gradients that are whole on every device."""
-        return Counter(self.buckets(draft, draft.layers_of(cell.pipe)))
 
     def _of_holders(self, draft: Draft, cell: Cell) -> Messages:
         """Of gradients in which several tensor parts, or several pipeline ranks, have a share."""
