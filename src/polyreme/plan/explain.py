@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from ..units import show_bytes, show_seconds
 from .describe import describe
-from .ir import MEMORY_CAUSES, Plan
+from .ir import MEMORY_CAUSES, Plan, Search
 
 HEADER = (
     "plan",
@@ -46,11 +47,26 @@ def summary(plans: Sequence[Plan]) -> str:
         return "priced, not searched" + ("; costs are assumed" if plan.assumed else "")
     parts = [
         f"{search.candidates} candidates in {show_seconds(search.search_s)} ({search.solver})",
-        "objective proved least" if search.proved else "objective not proved least",
+        certainty(search),
     ]
     if plan.assumed:
         parts.append("costs are assumed, not measured")
     return "; ".join([*parts, *unused(plan)])
+
+
+def certainty(search: Search) -> str:
+    """How far below the objective another plan's could be, as far as the search knows.
+
+    >>> found = Search(solver="", objective_s=2.0, bound_s=1.9, proved=False, search_s=0, candidates=1)
+    >>> certainty(found)
+    'objective not proved least, at most 5.3 % above it'
+    """
+    if search.proved:
+        return "objective proved least"
+    above = search.objective_s / search.bound_s - 1 if search.bound_s > 0 else 0.0
+    if not 1e-4 < above < math.inf:
+        return "objective not proved least"
+    return f"objective not proved least, at most {float(f'{100 * above:.2g}'):.10g} % above it"
 
 
 def unused(plan: Plan) -> tuple[str, ...]:

@@ -65,7 +65,7 @@ def read_galvatron_draft(text: str, graph: LayerGraph) -> Draft:
     default = _of(_LEVELS, config.default_dp_type, "default_dp_type", text)
 
     def strategy(tp: int, sharded: int, recompute: int) -> Strategy:
-        level = "params" if sharded else default
+        level: Level = "params" if sharded else default
         shard = n // tp
         whole = shard == 1 or level == "none"
         return Strategy(
