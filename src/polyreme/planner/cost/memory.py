@@ -28,16 +28,22 @@ SLACK_SHARE = 0.05  # of what is allocated anew in each step; assumed: rounding,
 
 
 class Widths(msgspec.Struct, frozen=True, kw_only=True):
-    """Bytes per element: master weights (also gradients and states) and what layers compute in."""
+    """Bytes per element: master weights (also states), what layers compute in, gradients.
+
+    `resident` is what a shard of parameters keeps beside its master to be gathered from; at 0, as
+    the runtime has it, the master is cast each time.
+    """
 
     master: int
     compute: int
+    gradient: int
+    resident: int = 0
 
 
 WIDTHS: Mapping[Precision, Widths] = {
-    "fp32": Widths(master=4, compute=4),
-    "bf16": Widths(master=4, compute=2),
-    "fp64": Widths(master=8, compute=8),
+    "fp32": Widths(master=4, compute=4, gradient=4),
+    "bf16": Widths(master=4, compute=2, gradient=4),
+    "fp64": Widths(master=8, compute=8, gradient=8),
 }
 
 
@@ -103,14 +109,17 @@ class Memory:
     """Memory of one model under any draft of so many tensor parts.
 
     What layers save for their backward passes is taken as divided by the tensor parts only where
-    tokens are split too: otherwise norms and residuals are whole on each.
+    tokens are split too: otherwise norms and residuals are whole on each. `widths` are those of the
+    runtime at the workload's precision, unless others are given.
     """
 
-    def __init__(self, graph: LayerGraph, workload: Workload, tp: int = 1) -> None:
+    def __init__(
+        self, graph: LayerGraph, workload: Workload, tp: int = 1, *, widths: Widths | None = None
+    ) -> None:
         self.graph = graph
         self.workload = workload
         self.tp = tp
-        self.widths = WIDTHS[workload.precision]
+        self.widths = WIDTHS[workload.precision] if widths is None else widths
         self.classes = Classes(graph, tp)
         self._store = functools.cache(self._stored)
         self.unit = functools.cache(self._unit)
@@ -148,7 +157,7 @@ class Memory:
                 held = local = param.n_elements
                 parameters += held * (wide.master + (0 if param.special else copy))
             if param.trainable:
-                gradients += held * wide.master
+                gradients += held * wide.gradient
                 optimizer += local * wide.master * self.workload.optimizer_states
                 optimizer += SCALAR_BYTES * self.workload.optimizer_scalars
         return Storage(parameters=parameters, gradients=gradients, optimizer=optimizer)
@@ -194,13 +203,20 @@ class Memory:
 
     def kept_bytes(self, name: str, strategy: Strategy, microbatches: int) -> int:
         """What a layer's unit holds gathered, or not yet reduced, all through a step."""
-        if strategy.parts == 1:
-            return 0
         shapes = self.classes.layers[self.classes.layer_of[name]].shapes
         unit = count_unit(shapes.params, strategy.parts, looks_up=shapes.looks_up)
-        kept = 0 if strategy.level == "params" else unit.gathered * self.widths.compute
+        return self._kept(unit, strategy, microbatches)
+
+    def _kept(self, unit: Unit, strategy: Strategy, microbatches: int) -> int:
+        """Whole gradients less the share of them that is stored: it takes their place."""
+        if unit.parts == 1:
+            return 0
+        wide = self.widths
+        if strategy.level == "params":
+            return unit.gathered // unit.parts * wide.resident
+        kept = unit.gathered * wide.compute
         if strategy.level == "optimizer" and microbatches > 1:
-            kept += unit.trained * self.widths.master
+            kept += (unit.trained - unit.reduced // unit.parts) * wide.gradient
         return kept
 
     def reducing_bytes(self, name: str, strategy: Strategy) -> int:
@@ -214,7 +230,7 @@ class Memory:
         if unit.parts == 1:
             return whole
         both_ends = unit.reduced + unit.reduced // unit.parts
-        return max(whole, unit.trained * self.widths.compute + both_ends * self.widths.master)
+        return max(whole, unit.trained * self.widths.compute + both_ends * self.widths.gradient)
 
     def loss_bytes(self, strategy: Strategy) -> int:
         """What the backward pass holds of logits, a sample."""
@@ -291,14 +307,10 @@ class Memory:
             reducing = max(reducing, self._reducing(unit))
             if strategy.parts == 1:
                 continue
-            gathered = unit.gathered * wide.compute
+            kept += self._kept(unit, strategy, microbatches) * count
             if strategy.level == "params":
                 again = unit.gathered_again(strategy)
-                passing[index, strategy] = gathered if again else 0
-            else:
-                kept += gathered * count
-            if strategy.level == "optimizer" and microbatches > 1:
-                kept += unit.trained * wide.master * count
+                passing[index, strategy] = unit.gathered * wide.compute if again else 0
         largest = max(passing.values(), default=0)
         tail = passing.get(groups.tail, 0)
         two_passing = max(
