@@ -18,7 +18,7 @@ from ...plan.ir import LayerPlan, Precision, Workload, degree, devices
 from ...plan.order import ORDERS
 from ...plan.order.kind import Ranks
 from ...plan.play import Costs
-from ...profile.record import Profile
+from ...profile.record import LayerTimes, Profile
 from ..draft import Draft, Strategy
 from ..groups import Classes, Groups
 from ..shapes import ParamShape
@@ -174,7 +174,10 @@ class Memory:
         names = draft.layers_of(pipe)
         groups = self.classes.groups(draft, names if draft.stages else None)
         held = self._storage(groups, shard_index)
-        kept, again = self._activation_bytes(groups, profile)
+        size = draft.microbatch
+        kept, again = self._kept_activations(groups, profile, size), 0
+        if any(strategy.recompute for _, strategy, _ in groups.layers):
+            again = self._again_bytes(draft, profile, pipe)
         if draft.stages:
             kept = self._in_flight_bytes(draft, profile, pipe)
         if draft.strategy.sp:
@@ -184,10 +187,9 @@ class Memory:
         buffer_bytes = sum(
             self.classes.layers[self.classes.layer_of[name]].shapes.buffer_bytes for name in names
         )
-        size = draft.microbatch
         activations, logits, buffers = max(
-            (kept * size, logits * size, waiting + buffer_bytes),
-            ((kept + again) * size, gradient * size, moving + buffer_bytes),
+            (kept, logits * size, waiting + buffer_bytes),
+            (kept + again, gradient * size, moving + buffer_bytes),
             key=sum,
         )
         return {
@@ -240,9 +242,11 @@ class Memory:
         return self.graph.output.rpartition(".")[0] in names
 
     def _in_flight_bytes(self, draft: Draft, profile: Profile, pipe: int) -> int:
-        """Saved bytes a sample at the fullest moment of a pipeline rank's order."""
+        """Saved bytes at the fullest moment of a pipeline rank's order."""
         saved = {
-            stage: self._activation_bytes(self.classes.groups(draft, names), profile)[0]
+            stage: self._kept_activations(
+                self.classes.groups(draft, names), profile, draft.microbatch
+            )
             for stage, (names, pipes) in enumerate(zip(draft.stages, draft.holders, strict=True))
             if pipe in pipes
         }
@@ -262,22 +266,38 @@ class Memory:
         """What one layer alone takes on the fullest device: states and saved tensors."""
         held = self.layer_storage(name, draft.strategies[name], 0)
         times = profile.layers[self.graph.layer(name).kind]
-        recompute = draft.strategies[name].recompute
-        saved = times.recompute_bytes_per_sample if recompute else times.saved_bytes_per_sample
+        saved = _saved_bytes(times, draft.strategies[name], draft.microbatch)
         states = held.parameters + held.gradients + held.optimizer
-        return states + saved * draft.microbatch
+        return states + saved
 
-    def _activation_bytes(self, groups: Groups, profile: Profile) -> tuple[int, int]:
-        """Saved tensors of all layers, and of the one that is being recomputed; a sample."""
-        kept = again = 0
+    def _kept_activations(self, groups: Groups, profile: Profile, size: int) -> int:
+        """What all layers keep of a microbatch for their backward passes."""
+        kept = 0
         for index, strategy, count in groups.layers:
             times = profile.layers[self.classes.layers[index].kind]
-            if strategy.recompute:
-                kept += times.recompute_bytes_per_sample * count
-                again = max(again, times.saved_bytes_per_sample)
-            else:
-                kept += times.saved_bytes_per_sample * count
-        return kept, again
+            kept += _saved_bytes(times, strategy, size) * count
+        return kept
+
+    def _again_bytes(self, draft: Draft, profile: Profile, pipe: int) -> int:
+        """What is alive beyond that while a layer is recomputed, at the layer where it is most.
+
+        By then, layers after it in its stage have freed what they kept.
+        """
+        stages = draft.stages or (tuple(draft.strategies),)
+        held = [names for names, pipes in zip(stages, draft.holders, strict=True) if pipe in pipes]
+        most, size = 0, draft.microbatch
+        for names in held:
+            alive = beyond = 0
+            for name in names:
+                times = profile.layers[self.graph.layer(name).kind]
+                strategy = draft.strategies[name]
+                alive += _saved_bytes(times, strategy, size)
+                if strategy.recompute:
+                    again = times.again_bytes_per_sample
+                    again = times.saved_bytes_per_sample if again is None else again
+                    beyond = max(beyond, alive + again * size + times.fixed_bytes.again)
+            most = max(most, beyond - alive)
+        return most
 
     def _logits_bytes(self, strategy: Strategy) -> tuple[int, int]:
         """In the loss, and in the layers' backward pass; a sample.
@@ -324,6 +344,13 @@ class Memory:
         shapes = [self.classes.layers[member].shapes for member in self.classes.units[index]]
         params = [param for layer in shapes for param in layer.params]
         return count_unit(params, parts, looks_up=all(layer.looks_up for layer in shapes))
+
+
+def _saved_bytes(times: LayerTimes, strategy: Strategy, size: int) -> int:
+    """What a layer keeps of a microbatch of so many samples for its backward pass."""
+    if strategy.recompute:
+        return times.recompute_bytes_per_sample * size + times.fixed_bytes.recompute
+    return times.saved_bytes_per_sample * size + times.fixed_bytes.saved
 
 
 @functools.lru_cache(maxsize=64)
