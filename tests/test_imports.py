@@ -31,8 +31,8 @@ ROOMS["doctor"] = {"cluster", "runtime"}
 ROOMS["compress"] = ROOMS["aggregate"] = ROOMS["optim"] = {"algo"}
 ROOMS["ddp"] = {"algo", "spec"}
 ROOMS["api"] = set(ROOMS)
-ROOMS["ending"] = set()
-ROOMS["cli"] = {"api", "spec", "ending"}
+ROOMS["ending"] = ROOMS["cli_options"] = set()
+ROOMS["cli"] = {"api", "spec", "ending", "cli_options"}
 
 
 def _imports(path: Path) -> set[str]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from types import SimpleNamespace
 
 import msgspec
 import pytest
@@ -22,6 +21,7 @@ from polyreme.measure.links import measure_links, measure_overlap
 from polyreme.measure.measure import measure
 from polyreme.profile.fit import Fit
 from polyreme.profile.record import Profile
+from polyreme.profile.saved import SavedBytes
 from polyreme.profile.store import inputs_hash, load, save, valid, versions
 from polyreme.runtime.mesh import World
 from polyreme.sample import TensorSpec
@@ -244,7 +244,7 @@ def _uneven(world):
             tiny_graph("linear"),
             "fp32",
             world,
-            {"linear": SimpleNamespace(saved=32, recompute=32)},
+            {"linear": SavedBytes(saved=32, recompute=32, again=0)},
             5.0,
         )
     finally:

@@ -10,6 +10,20 @@ from typing import Annotated, Any, Literal
 import msgspec
 import typer
 
+from .cli_options import (
+    Assume,
+    ClusterText,
+    Devices,
+    Export,
+    Fix,
+    Json,
+    Price,
+    ProfileFile,
+    Resume,
+    RunFolder,
+    Set,
+    SpecFile,
+)
 from .ending import console, end
 
 app = typer.Typer(
@@ -21,34 +35,15 @@ app = typer.Typer(
     help="Train a model over many devices: plan the split, run it, and see what it made of them.",
 )
 
-SpecFile = Annotated[Path, typer.Argument(metavar="SPEC.toml", help="the run's specification")]
-Set = Annotated[
-    list[str] | None,
-    typer.Option("--set", metavar="PATH=VALUE", help="override one key of the spec (repeatable)"),
-]
-Json = Annotated[bool, typer.Option("--json", help="print one JSON object and nothing else")]
-ClusterText = Annotated[
-    str | None,
-    typer.Option("--cluster", metavar="FILE|preset:NxDEVICE", help="other machines than these"),
-]
-Assume = Annotated[
-    bool, typer.Option("--assume", help="costs from the cluster's figures, not measured")
-]
-Devices = Annotated[int | None, typer.Option("--devices", min=1, help="how many devices to use")]
-
 
 @app.command()
 def train(
     spec: SpecFile,
     overrides: Set = None,
-    out: Annotated[
-        Path | None, typer.Option("--out", help="run folder [default: runs/NAME-OF-SPEC]")
-    ] = None,
+    out: RunFolder = None,
     devices: Devices = None,
     plan: Annotated[Path | None, typer.Option("--plan", help="a plan file to run")] = None,
-    resume: Annotated[
-        str | None, typer.Option("--resume", metavar="auto|DIR", help="go on from a checkpoint")
-    ] = None,
+    resume: Resume = None,
     json: Json = False,
 ) -> None:
     """Profile and plan if need be, train, and report."""
@@ -79,12 +74,8 @@ def simulate(
     workers: Annotated[
         int | None, typer.Option("--workers", min=1, help="replicas [default: simulate.workers]")
     ] = None,
-    out: Annotated[
-        Path | None, typer.Option("--out", help="run folder [default: runs/NAME-OF-SPEC]")
-    ] = None,
-    resume: Annotated[
-        str | None, typer.Option("--resume", metavar="auto|DIR", help="go on from a checkpoint")
-    ] = None,
+    out: RunFolder = None,
+    resume: Resume = None,
     json: Json = False,
 ) -> None:
     """Train all workers of an algorithm in one process, on a virtual clock."""
@@ -142,23 +133,14 @@ def profile(
 def plan(
     spec: SpecFile,
     overrides: Set = None,
-    profile: Annotated[
-        str | None,
-        typer.Option("--profile", help="a profile file, or galvatron:DIR[,DIR] [default: measure]"),
-    ] = None,
+    profile: ProfileFile = None,
     assume: Assume = False,
     cluster: ClusterText = None,
     devices: Devices = None,
     top: Annotated[int, typer.Option("--top", min=1, help="how many plans to show")] = 5,
-    fix: Annotated[
-        list[str] | None, typer.Option("--fix", metavar="AXIS=N", help="fix a degree (repeatable)")
-    ] = None,
-    price: Annotated[
-        str | None,
-        typer.Option(
-            "--price", metavar="PLAN", help="price this plan (or galvatron:FILE), search none"
-        ),
-    ] = None,
+    fix: Fix = None,
+    price: Price = None,
+    export: Export = None,
     out: Annotated[Path | None, typer.Option("--out", help="write the best plan here")] = None,
     json: Json = False,
 ) -> None:
@@ -167,6 +149,7 @@ def plan(
     def command() -> Any:
         from . import api
 
+        tool = api.known_tool(export)
         plans = api.plan(
             spec,
             overrides=[*(overrides or ()), *api.fixed(fix or ())],
@@ -176,8 +159,10 @@ def plan(
             devices=devices,
             top=top,
             given=price,
-            out=out,
+            out=out if tool is None else None,
         )
+        if tool is not None:
+            return _exported(plans[0], tool, out, json)
         if not json:
             api.show_plans(plans, console())
             if out is not None:
@@ -185,6 +170,37 @@ def plan(
         return api.plan_json(plans)
 
     end(command, json)
+
+
+@app.command()
+def explain(
+    plan: Annotated[Path, typer.Argument(metavar="PLAN", help="a plan file")],
+    export: Export = None,
+    out: Annotated[Path | None, typer.Option("--out", help="write the export here")] = None,
+    json: Json = False,
+) -> None:
+    """Say what a plan is and why it was chosen, or write it for another tool."""
+
+    def command() -> Any:
+        from . import api
+
+        if export is not None:
+            return _exported(plan, export, out, json)
+        found = api.explained(plan)
+        if not json:
+            api.show_plans(found, console())
+        return api.plan_json(found)
+
+    end(command, json)
+
+
+def _exported(plan: Any, tool: str, out: Path | None, json: bool) -> Any:
+    from . import api
+
+    found = api.export(plan, tool, out=out)
+    if not json:
+        api.show_exported(found, out, console())
+    return found
 
 
 @app.command()

@@ -14,7 +14,11 @@ from ..errors import ConfigError, Violation
 from .doctor import doctor as doctor
 from .doctor import is_broken as is_broken
 from .doctor import show_doctor as show_doctor
+from .exporting import explained as explained
+from .exporting import export as export
+from .exporting import known_tool as known_tool
 from .listing import listing as listing
+from .show import show_exported as show_exported
 from .show import show_listing as show_listing
 from .show import show_plans as show_plans
 from .show import show_profile as show_profile

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -9,6 +10,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from ..plan.export.kind import Exported
     from ..plan.ir import Plan
     from ..profile.record import Profile
     from .verifying import Verification
@@ -30,6 +32,16 @@ def show_plans(plans: Sequence[Plan], console: Console) -> None:
     from ..plan.explain import text
 
     console.print(text(plans, most_lost=_MOST_LOST), soft_wrap=True)
+
+
+def show_exported(found: Exported, out: Path | None, console: Console) -> None:
+    """What was written where; without a file the text itself, and what to know on stderr."""
+    if out is not None:
+        console.print(f"wrote {out}")
+    else:
+        console.out(found.text, end="", highlight=False)
+    for note in found.notes:
+        sys.stderr.write(f"polyreme: {found.tool}: {note}\n")
 
 
 def show_profile(profile: Profile, console: Console) -> None:

@@ -165,6 +165,8 @@ def _measure_kind(stand: _Stand, saved: SavedBytes, budget_s: float) -> LayerTim
         backward_s=tuple(pair[1] for pair in passes),
         saved_bytes_per_sample=saved.saved,
         recompute_bytes_per_sample=saved.recompute,
+        again_bytes_per_sample=saved.again,
+        fixed_bytes=saved.fixed,
     )
 
 

@@ -46,7 +46,7 @@ def measure(
     if budget_s is None:
         budget_s = HOST_BUDGET_S if world.accelerator.on_host else DEVICE_BUDGET_S
     links_s = budget_s * LINKS_SHARE if world.group is not None else 0.0
-    saved = saved_bytes(graph, precision)
+    saved = saved_bytes(graph, precision, fused=not world.accelerator.on_host)
     world.barrier()
     held_bytes = world.accelerator.held_bytes()
     with no_garbage():

@@ -46,7 +46,8 @@ def assume(graph: LayerGraph, cluster: Cluster, precision: str) -> Profile:
     """
     peak_flops = _slowest(cluster, precision)
     bandwidth = min(_bandwidth(kind) for kind in cluster.device_types.values())
-    saved = saved_bytes(graph, precision)
+    on_host = all(kind.name == CPU for kind in cluster.device_types.values())
+    saved = saved_bytes(graph, precision, fused=not on_host)
     kinds = {layer.kind: layer for layer in graph.layers}
     last = graph.output.rpartition(".")[0]
     loss_bytes = 0.0
@@ -54,7 +55,6 @@ def assume(graph: LayerGraph, cluster: Cluster, precision: str) -> Profile:
         if layer.name == last:
             elements = sum(math.prod(spec.shape) for spec in layer.outputs.values())
             loss_bytes = elements * 4.0 * LOSS_PASSES
-    on_host = all(kind.name == CPU for kind in cluster.device_types.values())
     return Profile(
         layers={
             kind: _layer_times(
@@ -184,4 +184,6 @@ def _layer_times(
         backward_s=tuple(seconds(size, 2) for size in MICROBATCHES),
         saved_bytes_per_sample=saved.saved,
         recompute_bytes_per_sample=saved.recompute,
+        again_bytes_per_sample=saved.again,
+        fixed_bytes=saved.fixed,
     )

@@ -10,12 +10,21 @@ import msgspec
 Collective = Literal["all_reduce", "all_gather", "reduce_scatter", "send"]
 
 
+class FixedBytes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What a layer keeps whatever the microbatch, beside what it keeps of each sample."""
+
+    saved: int = 0
+    recompute: int = 0
+    again: int = 0
+
+
 class LayerTimes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Seconds of one layer kind against the number of samples in a microbatch.
 
     The three tuples run in parallel, sorted by microbatch. `saved_bytes_per_sample` is what
     autograd keeps for the backward pass, `recompute_bytes_per_sample` what it keeps when the layer
-    is recomputed (its inputs).
+    is recomputed (its inputs), `again_bytes_per_sample` what it keeps beside these while it is
+    computed again (unset: `saved_bytes_per_sample`). `fixed_bytes` come to each of the three.
     """
 
     microbatch: tuple[int, ...]
@@ -23,6 +32,8 @@ class LayerTimes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     backward_s: tuple[float, ...]
     saved_bytes_per_sample: int
     recompute_bytes_per_sample: int
+    again_bytes_per_sample: int | None = None
+    fixed_bytes: FixedBytes = FixedBytes()
 
 
 class CollectiveTimes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

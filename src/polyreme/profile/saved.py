@@ -2,22 +2,23 @@
 
 Layers run on fake tensors of the host (recurrent ones on real ones), where attention keeps what
 the fused kernels of accelerators keep (inputs, output, one number a row), not the square matrix of
-the plain formula.
+the plain formula. With dropout the host takes the plain formula, and accelerators do not.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
 from ..cluster.accelerator import HOST_TYPE
 from ..graph.layer import Layer, LayerGraph
 from ..sample import TensorSpec
+from .record import FixedBytes
 
 if TYPE_CHECKING:
     import torch
@@ -27,10 +28,16 @@ _TRACED = (2, 3)  # samples; one sample would let shapes of 1 pass for views
 
 
 class SavedBytes(msgspec.Struct, frozen=True, kw_only=True):
-    """Bytes per sample of a layer kind: kept for backward, and kept when it is recomputed."""
+    """Bytes per sample of a layer kind: kept for backward, and kept when it is recomputed.
+
+    `again` is what it keeps beside its inputs while it is computed again; `fixed` what of the
+    three does not grow with the batch (masks, positions), which they are without.
+    """
 
     saved: int
     recompute: int
+    again: int
+    fixed: FixedBytes = FixedBytes()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,18 +45,32 @@ class _Trace:
     """What one layer saves by itself (bytes), and which of its ends it saves too."""
 
     inside: int
+    fixed: int  # of what is inside, whatever the batch
     inputs: tuple[bool, ...]
     outputs: tuple[bool, ...]
     passed: tuple[int | None, ...]  # for each output, the input whose storage it is
     learns: tuple[bool, ...]  # which outputs carry a gradient
+    output_bytes: tuple[int, ...]  # of their storages
+    still: tuple[bool, ...] = ()  # which outputs take no more memory for a larger batch
 
 
-def saved_bytes(graph: LayerGraph, precision: str) -> Mapping[str, SavedBytes]:
+class _Size(NamedTuple):
+    """Bytes of a sample, and bytes whatever the number of samples."""
+
+    sample: int
+    fixed: int
+
+
+def saved_bytes(
+    graph: LayerGraph, precision: str, *, fused: bool = True
+) -> Mapping[str, SavedBytes]:
     """Saved bytes of each kind, parameters and buffers apart, every storage counted once.
+
+    `fused` says that attention with dropout runs in fused kernels, as it does on accelerators.
 
     A tensor that several layers save (one's output, the next one's input; an encoder's output) is
     counted at the first; kinds get the mean over their layers, so that the whole model's sum is
-    right. Memory that does not grow with the batch (masks) is counted as if it did.
+    right. Each microbatch is taken to have its own of what does not grow with it.
     """
     traces: dict[tuple[object, ...], _Trace] = {}
     specs = tensor_specs(graph)
@@ -57,34 +78,72 @@ def saved_bytes(graph: LayerGraph, precision: str) -> Mapping[str, SavedBytes]:
     saved_once: set[str] = set()
     kept_once: set[str] = set()
     learned: set[str] = set()
-    sums: dict[str, list[tuple[int, int]]] = {}
+    still: set[str] = set()
+    sums: dict[str, list[tuple[_Size, _Size, _Size]]] = {}
     for layer in graph.layers:
         learns = tuple(name in learned for name in layer.inputs)
         key = (layer.kind, learns, *(specs[name].shape for name in layer.inputs))
         if key not in traces:
-            traces[key] = _trace(
-                graph, layer, [specs[name] for name in layer.inputs], learns, precision
-            )
+            with _without_attention_dropout() if fused else nullcontext():
+                traces[key] = _trace(
+                    graph, layer, [specs[name] for name in layer.inputs], learns, precision
+                )
         trace = traces[key]
         sources = [owner.get(name, name) for name in layer.inputs]
         results = [f"{layer.name}.{output}" for output in layer.outputs]
         learned.update(name for name, grad in zip(results, trace.learns, strict=True) if grad)
         for result, source in zip(results, trace.passed, strict=True):
             owner[result] = result if source is None else sources[source]
+        still.update(owner[name] for name, same in zip(results, trace.still, strict=True) if same)
         ends = [name for name, kept in zip(sources, trace.inputs, strict=True) if kept]
         ends += [owner[name] for name, kept in zip(results, trace.outputs, strict=True) if kept]
-        fresh = _bytes(set(ends) - saved_once, specs, precision)
-        again = _bytes(set(sources) - kept_once, specs, precision)
+        fresh, again, beside = (
+            _bytes(names, still, specs, precision)
+            for names in (set(ends) - saved_once, set(sources) - kept_once, {*ends} - {*sources})
+        )
         saved_once.update(ends)
         kept_once.update(sources)
-        sums.setdefault(layer.kind, []).append((trace.inside + fresh, again))
-    return {
-        kind: SavedBytes(
-            saved=math.ceil(sum(pair[0] for pair in pairs) / len(pairs)),
-            recompute=math.ceil(sum(pair[1] for pair in pairs) / len(pairs)),
-        )
-        for kind, pairs in sums.items()
-    }
+        inside = _Size(trace.inside, trace.fixed)
+        sums.setdefault(layer.kind, []).append((_sum(inside, fresh), again, _sum(inside, beside)))
+    return {kind: _of_kind(found) for kind, found in sums.items()}
+
+
+def _of_kind(found: Sequence[tuple[_Size, _Size, _Size]]) -> SavedBytes:
+    """Means over the layers of a kind, and the most that one takes while it is recomputed."""
+    saved, recompute = (
+        _Size(*(math.ceil(sum(column) / len(found)) for column in zip(*sizes, strict=True)))
+        for sizes in ([each[0] for each in found], [each[1] for each in found])
+    )
+    again = max((each[2] for each in found), key=sum)
+    return SavedBytes(
+        saved=saved.sample,
+        recompute=recompute.sample,
+        again=again.sample,
+        fixed=FixedBytes(saved=saved.fixed, recompute=recompute.fixed, again=again.fixed),
+    )
+
+
+def _sum(one: _Size, other: _Size) -> _Size:
+    return _Size(one.sample + other.sample, one.fixed + other.fixed)
+
+
+def _without_attention_dropout() -> AbstractContextManager[Any]:
+    """Attention without dropout: all that fused kernels keep of it is a seed."""
+    import torch
+    from torch.overrides import TorchFunctionMode
+
+    attention = torch.nn.functional.scaled_dot_product_attention
+
+    class Fused(TorchFunctionMode):
+        def __torch_function__(
+            self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+        ) -> Any:
+            kwargs = dict(kwargs or {})
+            if func is attention and "dropout_p" in kwargs:
+                kwargs["dropout_p"] = 0.0
+            return func(*args, **kwargs)
+
+    return Fused()
 
 
 def compute_dtype(precision: str) -> torch.dtype:
@@ -119,12 +178,16 @@ def tensor_specs(graph: LayerGraph) -> dict[str, TensorSpec]:
     return specs
 
 
-def _bytes(names: set[str], specs: Mapping[str, TensorSpec], precision: str) -> int:
-    """Bytes of one sample of these tensors."""
-    return sum(
-        math.prod(specs[name].shape) * tensor_dtype(specs[name], precision).itemsize
+def _bytes(
+    names: set[str], still: set[str], specs: Mapping[str, TensorSpec], precision: str
+) -> _Size:
+    """Bytes of these tensors; of those that stand still, all samples share one."""
+    sizes = {
+        name: math.prod(specs[name].shape) * tensor_dtype(specs[name], precision).itemsize
         for name in names
-    )
+    }
+    fixed = sum(size for name, size in sizes.items() if name in still)
+    return _Size(sum(sizes.values()) - fixed, fixed)
 
 
 def _trace(
@@ -144,8 +207,13 @@ def _trace(
     with nullcontext() if real else FakeTensorMode(allow_non_fake_inputs=True):
         small, large = (_play(module, specs, learns, precision, batch) for batch in _TRACED)
     slope = (large.inside - small.inside) / (_TRACED[1] - _TRACED[0])
-    fixed = max(0.0, small.inside - slope * _TRACED[0])
-    return replace(large, inside=math.ceil(slope + fixed))
+    still = zip(small.output_bytes, large.output_bytes, strict=True)
+    return replace(
+        large,
+        inside=math.ceil(slope),
+        fixed=max(0, math.ceil(small.inside - slope * _TRACED[0])),
+        still=tuple(before == after for before, after in still),
+    )
 
 
 def _play(
@@ -185,10 +253,12 @@ def _play(
     inside = set(kept) - {_storage(weight) for weight in weights.values()} - set(ins) - set(outs)
     return _Trace(
         inside=sum(kept[storage].untyped_storage().nbytes() for storage in inside),
+        fixed=0,
         inputs=tuple(storage in kept for storage in ins),
         outputs=tuple(storage in kept for storage in outs),
         passed=tuple(ins.index(storage) if storage in ins else None for storage in outs),
         learns=tuple(output.requires_grad for output in outputs),
+        output_bytes=tuple(output.untyped_storage().nbytes() for output in outputs),
     )
 
 

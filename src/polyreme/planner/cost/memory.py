@@ -18,7 +18,7 @@ from ...plan.ir import LayerPlan, Precision, Workload, degree, devices
 from ...plan.order import ORDERS
 from ...plan.order.kind import Ranks
 from ...plan.play import Costs
-from ...profile.record import Profile
+from ...profile.record import LayerTimes, Profile
 from ..draft import Draft, Strategy
 from ..groups import Classes, Groups
 from ..shapes import ParamShape
@@ -28,16 +28,22 @@ SLACK_SHARE = 0.05  # of what is allocated anew in each step; assumed: rounding,
 
 
 class Widths(msgspec.Struct, frozen=True, kw_only=True):
-    """Bytes per element: master weights (also gradients and states) and what layers compute in."""
+    """Bytes per element: master weights (also states), what layers compute in, gradients.
+
+    `resident` is what a shard of parameters keeps beside its master to be gathered from; at 0, as
+    the runtime has it, the master is cast each time.
+    """
 
     master: int
     compute: int
+    gradient: int
+    resident: int = 0
 
 
 WIDTHS: Mapping[Precision, Widths] = {
-    "fp32": Widths(master=4, compute=4),
-    "bf16": Widths(master=4, compute=2),
-    "fp64": Widths(master=8, compute=8),
+    "fp32": Widths(master=4, compute=4, gradient=4),
+    "bf16": Widths(master=4, compute=2, gradient=4),
+    "fp64": Widths(master=8, compute=8, gradient=8),
 }
 
 
@@ -103,14 +109,17 @@ class Memory:
     """Memory of one model under any draft of so many tensor parts.
 
     What layers save for their backward passes is taken as divided by the tensor parts only where
-    tokens are split too: otherwise norms and residuals are whole on each.
+    tokens are split too: otherwise norms and residuals are whole on each. `widths` are those of the
+    runtime at the workload's precision, unless others are given.
     """
 
-    def __init__(self, graph: LayerGraph, workload: Workload, tp: int = 1) -> None:
+    def __init__(
+        self, graph: LayerGraph, workload: Workload, tp: int = 1, *, widths: Widths | None = None
+    ) -> None:
         self.graph = graph
         self.workload = workload
         self.tp = tp
-        self.widths = WIDTHS[workload.precision]
+        self.widths = WIDTHS[workload.precision] if widths is None else widths
         self.classes = Classes(graph, tp)
         self._store = functools.cache(self._stored)
         self.unit = functools.cache(self._unit)
@@ -148,7 +157,7 @@ class Memory:
                 held = local = param.n_elements
                 parameters += held * (wide.master + (0 if param.special else copy))
             if param.trainable:
-                gradients += held * wide.master
+                gradients += held * wide.gradient
                 optimizer += local * wide.master * self.workload.optimizer_states
                 optimizer += SCALAR_BYTES * self.workload.optimizer_scalars
         return Storage(parameters=parameters, gradients=gradients, optimizer=optimizer)
@@ -165,7 +174,10 @@ class Memory:
         names = draft.layers_of(pipe)
         groups = self.classes.groups(draft, names if draft.stages else None)
         held = self._storage(groups, shard_index)
-        kept, again = self._activation_bytes(groups, profile)
+        size = draft.microbatch
+        kept, again = self._kept_activations(groups, profile, size), 0
+        if any(strategy.recompute for _, strategy, _ in groups.layers):
+            again = self._again_bytes(draft, profile, pipe)
         if draft.stages:
             kept = self._in_flight_bytes(draft, profile, pipe)
         if draft.strategy.sp:
@@ -175,10 +187,9 @@ class Memory:
         buffer_bytes = sum(
             self.classes.layers[self.classes.layer_of[name]].shapes.buffer_bytes for name in names
         )
-        size = draft.microbatch
         activations, logits, buffers = max(
-            (kept * size, logits * size, waiting + buffer_bytes),
-            ((kept + again) * size, gradient * size, moving + buffer_bytes),
+            (kept, logits * size, waiting + buffer_bytes),
+            (kept + again, gradient * size, moving + buffer_bytes),
             key=sum,
         )
         return {
@@ -194,13 +205,20 @@ class Memory:
 
     def kept_bytes(self, name: str, strategy: Strategy, microbatches: int) -> int:
         """What a layer's unit holds gathered, or not yet reduced, all through a step."""
-        if strategy.parts == 1:
-            return 0
         shapes = self.classes.layers[self.classes.layer_of[name]].shapes
         unit = count_unit(shapes.params, strategy.parts, looks_up=shapes.looks_up)
-        kept = 0 if strategy.level == "params" else unit.gathered * self.widths.compute
+        return self._kept(unit, strategy, microbatches)
+
+    def _kept(self, unit: Unit, strategy: Strategy, microbatches: int) -> int:
+        """Whole gradients less the share of them that is stored: it takes their place."""
+        if unit.parts == 1:
+            return 0
+        wide = self.widths
+        if strategy.level == "params":
+            return unit.gathered // unit.parts * wide.resident
+        kept = unit.gathered * wide.compute
         if strategy.level == "optimizer" and microbatches > 1:
-            kept += unit.trained * self.widths.master
+            kept += (unit.trained - unit.reduced // unit.parts) * wide.gradient
         return kept
 
     def passing_bytes(self, name: str, strategy: Strategy) -> int:
@@ -220,7 +238,7 @@ class Memory:
         if unit.parts == 1:
             return whole
         both_ends = unit.reduced + unit.reduced // unit.parts
-        return max(whole, unit.trained * self.widths.compute + both_ends * self.widths.master)
+        return max(whole, unit.trained * self.widths.compute + both_ends * self.widths.gradient)
 
     def loss_bytes(self, strategy: Strategy) -> int:
         """What the backward pass holds of logits, a sample."""
@@ -230,9 +248,11 @@ class Memory:
         return self.graph.output.rpartition(".")[0] in names
 
     def _in_flight_bytes(self, draft: Draft, profile: Profile, pipe: int) -> int:
-        """Saved bytes a sample at the fullest moment of a pipeline rank's order."""
+        """Saved bytes at the fullest moment of a pipeline rank's order."""
         saved = {
-            stage: self._activation_bytes(self.classes.groups(draft, names), profile)[0]
+            stage: self._kept_activations(
+                self.classes.groups(draft, names), profile, draft.microbatch
+            )
             for stage, (names, pipes) in enumerate(zip(draft.stages, draft.holders, strict=True))
             if pipe in pipes
         }
@@ -252,22 +272,38 @@ class Memory:
         """What one layer alone takes on the fullest device: states and saved tensors."""
         held = self.layer_storage(name, draft.strategies[name], 0)
         times = profile.layers[self.graph.layer(name).kind]
-        recompute = draft.strategies[name].recompute
-        saved = times.recompute_bytes_per_sample if recompute else times.saved_bytes_per_sample
+        saved = _saved_bytes(times, draft.strategies[name], draft.microbatch)
         states = held.parameters + held.gradients + held.optimizer
-        return states + saved * draft.microbatch
+        return states + saved
 
-    def _activation_bytes(self, groups: Groups, profile: Profile) -> tuple[int, int]:
-        """Saved tensors of all layers, and of the one that is being recomputed; a sample."""
-        kept = again = 0
+    def _kept_activations(self, groups: Groups, profile: Profile, size: int) -> int:
+        """What all layers keep of a microbatch for their backward passes."""
+        kept = 0
         for index, strategy, count in groups.layers:
             times = profile.layers[self.classes.layers[index].kind]
-            if strategy.recompute:
-                kept += times.recompute_bytes_per_sample * count
-                again = max(again, times.saved_bytes_per_sample)
-            else:
-                kept += times.saved_bytes_per_sample * count
-        return kept, again
+            kept += _saved_bytes(times, strategy, size) * count
+        return kept
+
+    def _again_bytes(self, draft: Draft, profile: Profile, pipe: int) -> int:
+        """What is alive beyond that while a layer is recomputed, at the layer where it is most.
+
+        By then, layers after it in its stage have freed what they kept.
+        """
+        stages = draft.stages or (tuple(draft.strategies),)
+        held = [names for names, pipes in zip(stages, draft.holders, strict=True) if pipe in pipes]
+        most, size = 0, draft.microbatch
+        for names in held:
+            alive = beyond = 0
+            for name in names:
+                times = profile.layers[self.graph.layer(name).kind]
+                strategy = draft.strategies[name]
+                alive += _saved_bytes(times, strategy, size)
+                if strategy.recompute:
+                    again = times.again_bytes_per_sample
+                    again = times.saved_bytes_per_sample if again is None else again
+                    beyond = max(beyond, alive + again * size + times.fixed_bytes.again)
+            most = max(most, beyond - alive)
+        return most
 
     def _logits_bytes(self, strategy: Strategy) -> tuple[int, int]:
         """In the loss, and in the layers' backward pass; a sample.
@@ -297,14 +333,10 @@ class Memory:
             reducing = max(reducing, self._reducing(unit))
             if strategy.parts == 1:
                 continue
-            gathered = unit.gathered * wide.compute
+            kept += self._kept(unit, strategy, microbatches) * count
             if strategy.level == "params":
                 again = unit.gathered_again(strategy)
-                passing[index, strategy] = gathered if again else 0
-            else:
-                kept += gathered * count
-            if strategy.level == "optimizer" and microbatches > 1:
-                kept += unit.trained * wide.master * count
+                passing[index, strategy] = unit.gathered * wide.compute if again else 0
         largest = max(passing.values(), default=0)
         tail = passing.get(groups.tail, 0)
         two_passing = max(
@@ -318,6 +350,13 @@ class Memory:
         shapes = [self.classes.layers[member].shapes for member in self.classes.units[index]]
         params = [param for layer in shapes for param in layer.params]
         return count_unit(params, parts, looks_up=all(layer.looks_up for layer in shapes))
+
+
+def _saved_bytes(times: LayerTimes, strategy: Strategy, size: int) -> int:
+    """What a layer keeps of a microbatch of so many samples for its backward pass."""
+    if strategy.recompute:
+        return times.recompute_bytes_per_sample * size + times.fixed_bytes.recompute
+    return times.saved_bytes_per_sample * size + times.fixed_bytes.saved
 
 
 @functools.lru_cache(maxsize=64)

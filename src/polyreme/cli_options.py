@@ -1,0 +1,50 @@
+"""Options and arguments that several commands take."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+SpecFile = Annotated[Path, typer.Argument(metavar="SPEC.toml", help="the run's specification")]
+Set = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="PATH=VALUE", help="override one key of the spec (repeatable)"),
+]
+Json = Annotated[bool, typer.Option("--json", help="print one JSON object and nothing else")]
+ClusterText = Annotated[
+    str | None,
+    typer.Option("--cluster", metavar="FILE|preset:NxDEVICE", help="other machines than these"),
+]
+Assume = Annotated[
+    bool, typer.Option("--assume", help="costs from the cluster's figures, not measured")
+]
+Devices = Annotated[int | None, typer.Option("--devices", min=1, help="how many devices to use")]
+RunFolder = Annotated[
+    Path | None, typer.Option("--out", help="run folder [default: runs/NAME-OF-SPEC]")
+]
+Resume = Annotated[
+    str | None, typer.Option("--resume", metavar="auto|DIR", help="go on from a checkpoint")
+]
+Export = Annotated[
+    str | None,
+    typer.Option(
+        "--export",
+        metavar="TOOL",
+        help="write the plan for megatron, torchtitan, deepspeed or accelerate",
+    ),
+]
+Fix = Annotated[
+    list[str] | None, typer.Option("--fix", metavar="AXIS=N", help="fix a degree (repeatable)")
+]
+Price = Annotated[
+    str | None,
+    typer.Option(
+        "--price", metavar="PLAN", help="price this plan (or galvatron:FILE), search none"
+    ),
+]
+ProfileFile = Annotated[
+    str | None,
+    typer.Option("--profile", help="a profile file, or galvatron:DIR[,DIR] [default: measure]"),
+]
