@@ -186,3 +186,13 @@ def test_long_steps_are_ranked_by_sketches_and_the_best_played(monkeypatch):
         monkeypatch.setattr(module, "is_long", lambda draft: len(draft.stages) > 1)
     by_sketch = _search(Parallel(pp=2), collective_ms=0.1, top=3)
     assert by_sketch[0].estimate.step_s == pytest.approx(by_play[0].estimate.step_s, rel=1e-9)
+
+
+def test_no_plan_wins_by_a_sketch_that_leaves_its_sends_out(monkeypatch):
+    """A closed form knows no sends: what was played must not lose to what was not."""
+    for module in (search_module, pipeline):
+        monkeypatch.setattr(module, "is_long", lambda draft: len(draft.stages) > 1)
+    given = GRAPH, cluster(4), profile(collective_ms=5), workload(12)
+    (plan,) = search(*given, Parallel(pp=2), top=1)
+    assert plan.estimate.step_s == price(*given, plan).estimate.step_s
+    assert plan.search.played >= 1
