@@ -184,6 +184,26 @@ def plan(
 
 
 @app.command()
+def explain(
+    plan: Annotated[Path, typer.Argument(metavar="PLAN", help="a plan file")],
+    out: Annotated[Path | None, typer.Option("--out", help="write a page here")] = None,
+    trace: Annotated[Path | None, typer.Option("--trace", help="write a Chrome trace here")] = None,
+    json: Json = False,
+) -> None:
+    """Why a plan won: what it costs, what was looked at, and why the others lost."""
+
+    def command() -> Any:
+        from . import api
+
+        found = api.explain(plan, out=out, trace=trace)
+        if not json:
+            api.show_explanation(found, console())
+        return found
+
+    end(command, json)
+
+
+@app.command()
 def check(
     spec: SpecFile,
     plan: Annotated[Path | None, typer.Argument(metavar="[PLAN]", help="a plan to check")] = None,

@@ -175,15 +175,19 @@ class Estimate(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def peak_bytes(self) -> Mapping[str, int]:
         """The causes of the fullest device."""
-        return max(self.memory, key=lambda causes: sum(causes.values()))
+        return max(self.memory, key=lambda causes: sum(causes.values()), default={})
 
     @property
-    def fullest(self) -> tuple[int, int] | None:
-        """Bytes that the device with least room needs and has; None where that is unknown."""
-        have = [each.n_bytes for each in self.capacity for _ in range(each.n_devices)]
+    def capacities(self) -> tuple[Capacity, ...]:
+        """Of each device, in the order of `memory`; none where they are unknown."""
+        return tuple(each for each in self.capacity for _ in range(each.n_devices))
+
+    @property
+    def peak_capacity_bytes(self) -> int | None:
+        """What the fullest device has; None where that is unknown."""
         need = [sum(causes.values()) for causes in self.memory]
-        both = list(zip(need, have, strict=False))
-        return max(both, key=lambda each: each[0] - each[1]) if both else None
+        have = self.capacities
+        return have[need.index(max(need))].n_bytes if need and len(have) == len(need) else None
 
 
 class Rejected(msgspec.Struct, frozen=True, kw_only=True):
