@@ -31,6 +31,7 @@ def _page(folder: Path, name: str, parallel: Parallel, *, batch: int, searched: 
     return page
 
 
+@pytest.mark.long
 def test_pages_of_plans_show_everything_ask_for_nothing_and_fit_a_phone(tmp_path: Path) -> None:
     short = _page(tmp_path, "short", Parallel(pp=4, shard=2), batch=16)
     long = _page(tmp_path, "long", Parallel(pp=8, shard=1, microbatch=1), batch=300)
