@@ -8,7 +8,7 @@ import msgspec
 
 from ..plan.ir import Plan, Point
 from .drawing import escaped
-from .scale import around, size_marks, time_marks
+from .scale import Scale, around, size_marks, time_marks
 from .words import percent, seconds, size
 
 LEFT, RIGHT, TOP, BOTTOM = 74, 24, 22, 46
@@ -75,41 +75,63 @@ def _svg(
     tops = [float(point.peak_bytes) for point in points]
     near = capacity is not None and min(tops) / 2 < capacity < 2 * max(tops)
     sizes = around([*tops, float(capacity or 0)] if near else tops, height - BOTTOM, TOP)
-    body = []
-    unit, found = time_marks(times, 9)
-    for value, text in found:
-        x = times(value)
-        body.append(f'<path class="grid-line" d="M{x:.1f} {TOP}V{height - BOTTOM}"/>')
-        body.append(f'<text class="mid dim" x="{x:.1f}" y="{height - BOTTOM + 17}">{text}</text>')
-    middle = (LEFT + width - RIGHT) / 2
-    body.append(
-        f'<text class="mid dim" x="{middle:.0f}" y="{height - 8}">predicted step time, {unit}'
-        f"{', logarithmic' if times.log else ''}</text>"
-    )
-    unit, found = size_marks(sizes, 6)
-    for value, text in found:
-        y = sizes(value)
-        body.append(f'<path class="grid-line" d="M{LEFT} {y:.1f}H{width - RIGHT}"/>')
-        body.append(f'<text class="dim end" x="{LEFT - 7}" y="{y + 4:.1f}">{text}</text>')
-    body.append(
-        f'<text class="mid dim" transform="translate(14,{(TOP + height - BOTTOM) / 2:.0f}) '
-        f'rotate(-90)">memory of a device, {unit}{", logarithmic" if sizes.log else ""}</text>'
-    )
-    if near and capacity is not None:
-        y = sizes(capacity)
-        body.append(
-            f'<path class="capacity" d="M{LEFT} {y:.1f}H{width - RIGHT}"/>'
-            f'<text class="end" x="{width - RIGHT}" y="{y - 5:.1f}">a device has '
-            f"{size(capacity)}</text>"
-        )
     spots = [(times(point.step_s), sizes(point.peak_bytes)) for point in points]
     path = f"M{spots[0][0]:.1f} {spots[0][1]:.1f}" + "".join(
         f"H{x:.1f}V{y:.1f}" for x, y in spots[1:]
     )
-    body.append(f'<path class="front-line" d="{path}"/>')
+    body = [_across(times, height), _upward(sizes, width)]
+    line_y = None
+    if near and capacity is not None:
+        line_y = sizes(capacity)
+        body.append(
+            f'<path class="capacity" d="M{LEFT} {line_y:.1f}H{width - RIGHT}"/>'
+            f'<text class="end" x="{width - RIGHT}" y="{line_y - 5:.1f}">a device has '
+            f"{size(capacity)}</text>"
+        )
+    body += [f'<path class="front-line" d="{path}"/>', _spots(points, spots, chosen, line_y)]
+    label = f"{len(points)} candidates by predicted step time and memory"
+    return (
+        f'<svg class="plan front" role="img" aria-label="{label}" width="{width}" '
+        f'height="{height}" viewBox="0 0 {width} {height}">{"".join(body)}</svg>'
+    )
+
+
+def _across(times: Scale, height: int) -> str:
+    unit, found = time_marks(times, 9)
+    low = height - BOTTOM
+    lines = [
+        f'<path class="grid-line" d="M{times(value):.1f} {TOP}V{low}"/>'
+        f'<text class="mid dim" x="{times(value):.1f}" y="{low + 17}">{text}</text>'
+        for value, text in found
+    ]
+    middle, how = (times.start + times.end) / 2, ", logarithmic" if times.log else ""
+    name = f"predicted step time, {unit}{how}"
+    return f'{"".join(lines)}<text class="mid dim" x="{middle:.0f}" y="{height - 8}">{name}</text>'
+
+
+def _upward(sizes: Scale, width: int) -> str:
+    unit, found = size_marks(sizes, 6)
+    lines = [
+        f'<path class="grid-line" d="M{LEFT} {sizes(value):.1f}H{width - RIGHT}"/>'
+        f'<text class="dim end" x="{LEFT - 7}" y="{sizes(value) + 4:.1f}">{text}</text>'
+        for value, text in found
+    ]
+    middle, how = (sizes.start + sizes.end) / 2, ", logarithmic" if sizes.log else ""
+    turned = f'transform="translate(14,{middle:.0f}) rotate(-90)"'
+    name = f"memory of a device, {unit}{how}"
+    return f'{"".join(lines)}<text class="mid dim" {turned}>{name}</text>'
+
+
+def _spots(
+    points: Sequence[Point],
+    spots: Sequence[tuple[float, float]],
+    chosen: int,
+    line_y: float | None,
+) -> str:
+    """The chosen first; numbers where they lie on no other, and not on the line."""
+    body: list[str] = []
     named: list[tuple[float, float]] = []
-    order = sorted(range(len(points)), key=lambda at: at != chosen)
-    for at in order:
+    for at in sorted(range(len(points)), key=lambda at: at != chosen):
         (x, y), point = spots[at], points[at]
         style = "chosen" if at == chosen else "fits" if point.fits else "over"
         tip = f"{point.plan}: {seconds(point.step_s)}, {size(point.peak_bytes)}"
@@ -120,9 +142,7 @@ def _svg(
         if all(abs(x - a) > NEAR or abs(y - b) > NEAR for a, b in named):
             named.append((x, y))
             text = f"{at + 1} chosen" if at == chosen else f"{at + 1}"
-            body.append(f'<text x="{x + 10:.1f}" y="{y - 7:.1f}">{text}</text>')
-    label = f"{len(points)} candidates by predicted step time and memory"
-    return (
-        f'<svg class="plan front" role="img" aria-label="{label}" width="{width}" '
-        f'height="{height}" viewBox="0 0 {width} {height}">{"".join(body)}</svg>'
-    )
+            on_line = line_y is not None and abs(y - 11 - line_y) < NEAR
+            text_y = y + 18 if on_line else y - 7
+            body.append(f'<text x="{x + 10:.1f}" y="{text_y:.1f}">{text}</text>')
+    return "".join(body)
