@@ -242,3 +242,18 @@ def test_gems_holds_one_microbatch() -> None:
         assert all(found.peak(rank) == 1 for rank in range(p))
         more = play(Gems().actions(p, m + 1, costs), p, costs).makespan_s - found.makespan_s
         assert 1 - 3 / more == pytest.approx((p - 1) / (p + 1 / 2))  # of a microbatch's turn
+
+
+@pytest.mark.parametrize("p", [2, 3, 8])
+@pytest.mark.parametrize("m", [1, 7, 24])
+@pytest.mark.parametrize("send", [0.1, 3.0])
+def test_the_closed_form_of_1f1b_knows_its_sends(p, m, send):
+    """Long steps are ranked by it: stages that many sends lie between must not look as good."""
+    order, costs = (
+        ORDERS["1f1b"],
+        Costs(forward=(1.0,) * p, inputs=(1.0,) * p, weights=(1.0,) * p, send=send),
+    )
+    played_s = play(order.actions(p, m, costs), p, costs).makespan_s
+    form_s = order.closed_form_s(p, m, costs)
+    assert played_s <= form_s * (1 + 1e-12)
+    assert form_s < played_s + 2 * send + 1e-9

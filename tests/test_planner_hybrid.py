@@ -14,6 +14,8 @@ from polyreme.errors import ConfigError
 from polyreme.plan.check import check
 from polyreme.plan.explain import unused
 from polyreme.plan.options import Parallel
+from polyreme.plan.order.kind import bottleneck_s
+from polyreme.plan.order.one_f_one_b import OneFOneB
 from polyreme.planner import search as search_module
 from polyreme.planner.cost import pipeline
 from polyreme.planner.cost.data import DataCost
@@ -186,3 +188,15 @@ def test_long_steps_are_ranked_by_sketches_and_the_best_played(monkeypatch):
         monkeypatch.setattr(module, "is_long", lambda draft: len(draft.stages) > 1)
     by_sketch = _search(Parallel(pp=2), collective_ms=0.1, top=3)
     assert by_sketch[0].estimate.step_s == pytest.approx(by_play[0].estimate.step_s, rel=1e-9)
+
+
+def test_no_plan_wins_by_a_sketch_that_leaves_its_sends_out(monkeypatch):
+    """What was played must not lose to a closed form that knows no sends, as some orders' do."""
+    for module in (search_module, pipeline):
+        monkeypatch.setattr(module, "is_long", lambda draft: len(draft.stages) > 1)
+    sendless = lambda *given: bottleneck_s(given[-1], given[-2])  # noqa: E731
+    monkeypatch.setattr(OneFOneB, "closed_form_s", sendless)
+    given = GRAPH, cluster(4), profile(collective_ms=5), workload(12)
+    (plan,) = search(*given, Parallel(pp=2), top=1)
+    assert plan.estimate.step_s == price(*given, plan).estimate.step_s
+    assert plan.search.played >= 1

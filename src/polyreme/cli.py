@@ -17,6 +17,8 @@ from .cli_options import (
     Export,
     Fix,
     Json,
+    JudgedWorkers,
+    PageFile,
     Price,
     ProfileFile,
     Resume,
@@ -176,30 +178,33 @@ def plan(
 def explain(
     plan: Annotated[Path, typer.Argument(metavar="PLAN", help="a plan file")],
     export: Export = None,
-    out: Annotated[Path | None, typer.Option("--out", help="write the export here")] = None,
+    out: PageFile = None,
+    trace: Annotated[Path | None, typer.Option("--trace", help="write a Chrome trace here")] = None,
     json: Json = False,
 ) -> None:
-    """Say what a plan is and why it was chosen, or write it for another tool."""
+    """Say why a plan won and what it costs, or write it for another tool."""
 
     def command() -> Any:
         from . import api
 
         if export is not None:
+            if trace is not None:
+                api.explain(plan, out=None, trace=trace)
             return _exported(plan, export, out, json)
-        found = api.explained(plan)
+        found = api.explain(plan, out=out, trace=trace)
         if not json:
-            api.show_plans(found, console())
-        return api.plan_json(found)
+            api.show_explanation(found, console())
+        return found
 
     end(command, json)
 
 
 def _exported(plan: Any, tool: str, out: Path | None, json: bool) -> Any:
-    from . import api
+    from .api import export, show_exported
 
-    found = api.export(plan, tool, out=out)
+    found = export(plan, tool, out=out)
     if not json:
-        api.show_exported(found, out, console())
+        show_exported(found, out, console())
     return found
 
 
@@ -209,9 +214,7 @@ def check(
     plan: Annotated[Path | None, typer.Argument(metavar="[PLAN]", help="a plan to check")] = None,
     overrides: Set = None,
     devices: Devices = None,
-    workers: Annotated[
-        int | None, typer.Option("--workers", min=1, help="judge it for so many simulated workers")
-    ] = None,
+    workers: JudgedWorkers = None,
     json: Json = False,
 ) -> None:
     """List everything that is wrong with a spec, or with a plan for it."""

@@ -13,6 +13,9 @@ Set = Annotated[
     typer.Option("--set", metavar="PATH=VALUE", help="override one key of the spec (repeatable)"),
 ]
 Json = Annotated[bool, typer.Option("--json", help="print one JSON object and nothing else")]
+JudgedWorkers = Annotated[
+    int | None, typer.Option("--workers", min=1, help="judge it for so many simulated workers")
+]
 ClusterText = Annotated[
     str | None,
     typer.Option("--cluster", metavar="FILE|preset:NxDEVICE", help="other machines than these"),
@@ -27,6 +30,7 @@ RunFolder = Annotated[
 Resume = Annotated[
     str | None, typer.Option("--resume", metavar="auto|DIR", help="go on from a checkpoint")
 ]
+PageFile = Annotated[Path | None, typer.Option("--out", help="write a page, or the export, here")]
 Export = Annotated[
     str | None,
     typer.Option(
@@ -40,9 +44,7 @@ Fix = Annotated[
 ]
 Price = Annotated[
     str | None,
-    typer.Option(
-        "--price", metavar="PLAN", help="price this plan (or galvatron:FILE), search none"
-    ),
+    typer.Option("--price", metavar="PLAN", help="price this (or galvatron:FILE), search none"),
 ]
 ProfileFile = Annotated[
     str | None,

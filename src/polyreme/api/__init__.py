@@ -14,10 +14,10 @@ from ..errors import ConfigError, Violation
 from .doctor import doctor as doctor
 from .doctor import is_broken as is_broken
 from .doctor import show_doctor as show_doctor
-from .exporting import explained as explained
 from .exporting import export as export
 from .exporting import known_tool as known_tool
 from .listing import listing as listing
+from .show import show_explanation as show_explanation
 from .show import show_exported as show_exported
 from .show import show_listing as show_listing
 from .show import show_plans as show_plans
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from ..runtime.weights import Moved
     from ..sample import SampleSpec
     from .exchange import Cast
+    from .explaining import Explanation
     from .verifying import Dtype, Verification
 
 PathLike = str | Path
@@ -191,6 +192,24 @@ def plan_json(plans: Sequence[Plan]) -> dict[str, Any]:
     whole = [msgspec.json.decode(encode(each)) for each in plans]
     top = [{"plan": each, "estimate": each.get("estimate")} for each in whole]
     return {**whole[0], "top": top}
+
+
+def explain(
+    plan: Path | str, *, out: Path | str | None = None, trace: Path | str | None = None
+) -> Explanation:
+    """Why the plan of a file won: in words, as a page (`out`), as a Chrome trace (`trace`).
+
+    Raises:
+        ConfigError: the file is no plan, was never priced, or lacks what is asked for.
+        RunError: the disk is full.
+    """
+    from .explaining import explain as run
+
+    return run(
+        Path(plan),
+        out=None if out is None else Path(out),
+        trace=None if trace is None else Path(trace),
+    )
 
 
 def train(

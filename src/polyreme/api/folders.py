@@ -136,12 +136,12 @@ def take_logs(logs: Path, folder: Path) -> None:
         sys.stderr.write(f"polyreme: {logs} cannot be moved into {folder}: {error.strerror}\n")
 
 
-def writable(path: Path) -> None:
+def writable(path: Path, option: str = "--out") -> None:
     """Make the folder of a file that is written after long work, or say now that it cannot be."""
     path.parent.mkdir(parents=True, exist_ok=True)
     if path.is_dir() or not os.access(path.parent, os.W_OK):
         rule, legal = "cannot be written", "a file in a folder that may be written"
-        raise ConfigError([Violation(path="--out", value=str(path), rule=rule, legal=legal)])
+        raise ConfigError([Violation(path=option, value=str(path), rule=rule, legal=legal)])
 
 
 def refuse_file(folder: Path) -> None:

@@ -13,9 +13,10 @@ if TYPE_CHECKING:
     from ..plan.export.kind import Exported
     from ..plan.ir import Plan
     from ..profile.record import Profile
+    from .explaining import Explanation
     from .verifying import Verification
 
-_MOST_LOST = 12
+MOST_LOST = 12
 
 
 def show_run(folder: Path, console: Console) -> None:
@@ -31,7 +32,14 @@ def show_plans(plans: Sequence[Plan], console: Console) -> None:
     """The best plans with their times and memory by cause, and why the nearest others lost."""
     from ..plan.explain import text
 
-    console.print(text(plans, most_lost=_MOST_LOST), soft_wrap=True)
+    console.print(text(plans, most_lost=MOST_LOST), soft_wrap=True)
+
+
+def show_explanation(found: Explanation, console: Console) -> None:
+    """Why a plan won, and what was written."""
+    console.print(found.text, soft_wrap=True)
+    for path in filter(None, (found.page, found.trace)):
+        console.print(f"wrote {path}")
 
 
 def show_exported(found: Exported, out: Path | None, console: Console) -> None:

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 
 from ..units import show_bytes, show_seconds
 from .describe import describe
-from .ir import MEMORY_CAUSES, Plan, Search
+from .ir import MEMORY_CAUSES, Estimate, Plan, Search
+from .store import Row
 
 HEADER = (
     "plan",
@@ -23,25 +24,43 @@ HEADER = (
 
 def rows(plans: Sequence[Plan]) -> list[tuple[str, ...]]:
     """A row a plan, under `HEADER`; plans best first, the first with the record of the search."""
-    search = plans[0].search if plans else None
-    reasons = ["", *(lost.reason for lost in search.rejected)] if search else []
+    return _rows(plans[0], _ranked(plans)) if plans else []
+
+
+def _ranked(plans: Sequence[Plan]) -> list[Row]:
+    return [Row(plan=describe(plan), estimate=plan.estimate) for plan in plans]
+
+
+def _rows(best: Plan, ranked: Sequence[Row]) -> list[tuple[str, ...]]:
+    reasons = ["", *(lost.reason for lost in best.search.rejected)] if best.search else []
     return [
-        (describe(plan), *_numbers(plan), reasons[index] if index < len(reasons) else "")
-        for index, plan in enumerate(plans)
+        (*row_of(row), reasons[index] if index < len(reasons) else "")
+        for index, row in enumerate(ranked)
     ]
+
+
+def row_of(row: Row) -> tuple[str, ...]:
+    """The cells of a plan under `HEADER`, but the last."""
+    return (row.plan, *_numbers(row.estimate))
 
 
 def lost(plans: Sequence[Plan]) -> list[tuple[str, str]]:
     """(plan, reason) of each candidate that is not among the plans shown, nearest first."""
-    search = plans[0].search if plans else None
-    if search is None:
-        return []
-    return [(entry.plan, entry.reason) for entry in search.rejected[len(plans) - 1 :]]
+    return _lost(plans[0], len(plans)) if plans else []
+
+
+def _lost(best: Plan, n_shown: int) -> list[tuple[str, str]]:
+    rejected = best.search.rejected if best.search else ()
+    return [(entry.plan, entry.reason) for entry in rejected[n_shown - 1 :]]
 
 
 def summary(plans: Sequence[Plan]) -> str:
     """What was searched and how sure the result is, in one line."""
-    plan = plans[0]
+    return summary_of(plans[0])
+
+
+def summary_of(plan: Plan) -> str:
+    """The same of the plan that holds the record of the search."""
     search = plan.search
     if search is None:
         return "priced, not searched" + ("; costs are assumed" if plan.assumed else "")
@@ -83,19 +102,24 @@ def unused(plan: Plan) -> tuple[str, ...]:
 
 def text(plans: Sequence[Plan], *, most_lost: int | None = None) -> str:
     """All of it for a terminal: one block a plan, then the losers (the nearest `most_lost`)."""
-    lines = [summary(plans)]
-    for number, row in enumerate(rows(plans), start=1):
+    return text_of(plans[0], _ranked(plans), most_lost=most_lost)
+
+
+def text_of(best: Plan, ranked: Sequence[Row], *, most_lost: int | None = None) -> str:
+    """The same of the best plans as they stand in a file."""
+    lines = [summary_of(best)]
+    for number, (row, each) in enumerate(zip(_rows(best, ranked), ranked, strict=True), start=1):
         entry = dict(zip(HEADER, row, strict=True))
         causes = ", ".join(f"{cause} {entry[cause]}" for cause in MEMORY_CAUSES if entry[cause])
         exposed = f"exposed communication {entry['exposed comm']} of {entry['all comm']}"
         lines += [
             f"{number}. {entry['plan']}",
             f"   step {entry['step']}: compute {entry['compute']}, {exposed}",
-            f"   memory {entry['peak memory']}: {causes}",
+            f"   memory {entry['peak memory']}{_of_capacity(each.estimate)}: {causes}",
         ]
         if entry["why not first"]:
             lines.append(f"   {entry['why not first']}")
-    others = lost(plans)
+    others = _lost(best, len(ranked))
     shown = others[:most_lost]
     lines += [f"-  {plan}: {reason}" for plan, reason in shown]
     if len(others) > len(shown):
@@ -103,8 +127,12 @@ def text(plans: Sequence[Plan], *, most_lost: int | None = None) -> str:
     return "\n".join(lines)
 
 
-def _numbers(plan: Plan) -> tuple[str, ...]:
-    estimate = plan.estimate
+def _of_capacity(estimate: Estimate | None) -> str:
+    have = estimate.peak_capacity_bytes if estimate else None
+    return f" of {show_bytes(have)}" if have is not None else ""
+
+
+def _numbers(estimate: Estimate | None) -> tuple[str, ...]:
     if estimate is None:
         return ("",) * (len(HEADER) - 2)
     peak = estimate.peak_bytes

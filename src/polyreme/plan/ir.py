@@ -89,19 +89,105 @@ class Action(msgspec.Struct, frozen=True, kw_only=True):
     weight_version: int = 0
 
 
+class Costs(msgspec.Struct, frozen=True, kw_only=True):
+    """Seconds of a stage's passes over one microbatch, and of a tensor from stage to stage.
+
+    A backward pass B takes `inputs` + `weights`. `slices` is the share of a pass that each token
+    slice takes; without it a pass is one slice's.
+    """
+
+    forward: tuple[float, ...]
+    inputs: tuple[float, ...]
+    weights: tuple[float, ...]
+    send: float = 0.0
+    slices: tuple[float, ...] = ()
+
+    @classmethod
+    def equal(
+        cls, n_stages: int, *, forward: float = 1.0, inputs: float = 1.0, weights: float = 1.0
+    ) -> Costs:
+        """Of stages that are alike."""
+        return cls(
+            forward=(forward,) * n_stages,
+            inputs=(inputs,) * n_stages,
+            weights=(weights,) * n_stages,
+        )
+
+    def of(self, action: Action) -> float:
+        """Seconds of one action; an update takes none."""
+        stage, kind = action.stage, action.kind
+        seconds = self.forward[stage] if kind == "F" else 0.0
+        if kind in "BI":
+            seconds += self.inputs[stage]
+        if kind in "BW":
+            seconds += self.weights[stage]
+        return seconds * self.slices[action.token_slice] if self.slices else seconds
+
+
+class LayerCost(msgspec.Struct, frozen=True, kw_only=True):
+    """Layers that are alike and run alike, and what one of them takes on the fullest device.
+
+    Seconds are of a step, of the data rank that has most samples: `forward_s`, `backward_s`, and
+    `recompute_s` of its passes; `parts_s` of what its tensor parts exchange in these; `data_s` of
+    what it exchanges over data axes, as if only its own passes hid it; `update_s`. It stores
+    `stored_bytes` (parameters, gradients, optimizer), and keeps `saved_bytes` of each microbatch
+    between its passes. `how` is its strategy in words.
+    """
+
+    layers: tuple[str, ...]
+    how: str
+    forward_s: float
+    backward_s: float
+    recompute_s: float
+    parts_s: float
+    data_s: float
+    update_s: float
+    stored_bytes: int
+    saved_bytes: int
+
+
+class Capacity(msgspec.Struct, frozen=True, kw_only=True):
+    """So many devices of one type, one after another, and the bytes that each of them has."""
+
+    n_devices: int
+    device_type: str
+    n_bytes: int
+
+
 class Estimate(msgspec.Struct, frozen=True, kw_only=True):
-    """Predicted seconds of a step and peak bytes by cause for each device of the plan."""
+    """Predicted seconds of a step and peak bytes by cause for each device of the plan.
+
+    `stages` are the costs that its order is played with (of one stage, the mean over microbatches);
+    after the passes comes the update, `update_s`, and what is exchanged unhidden. `capacity` is
+    what the plan's devices have, in the order of `memory`. Files of before have none of these.
+    """
 
     step_s: float
     compute_s: float
     comm_s: float
     exposed_comm_s: float
     memory: tuple[Mapping[str, int], ...]
+    update_s: float = 0.0
+    stages: Costs | None = None
+    capacity: tuple[Capacity, ...] = ()
+    layers: tuple[LayerCost, ...] = ()
 
     @property
     def peak_bytes(self) -> Mapping[str, int]:
         """The causes of the fullest device."""
-        return max(self.memory, key=lambda causes: sum(causes.values()))
+        return max(self.memory, key=lambda causes: sum(causes.values()), default={})
+
+    @property
+    def capacities(self) -> tuple[Capacity, ...]:
+        """Of each device, in the order of `memory`; none where they are unknown."""
+        return tuple(each for each in self.capacity for _ in range(each.n_devices))
+
+    @property
+    def peak_capacity_bytes(self) -> int | None:
+        """What the fullest device has; None where that is unknown."""
+        need = [sum(causes.values()) for causes in self.memory]
+        have = self.capacities
+        return have[need.index(max(need))].n_bytes if need and len(have) == len(need) else None
 
 
 class Rejected(msgspec.Struct, frozen=True, kw_only=True):
@@ -111,8 +197,22 @@ class Rejected(msgspec.Struct, frozen=True, kw_only=True):
     reason: str
 
 
+class Point(msgspec.Struct, frozen=True, kw_only=True):
+    """A candidate's seconds and bytes (of the device that is tightest), and whether it fits."""
+
+    step_s: float
+    peak_bytes: int
+    plan: str
+    fits: bool = True
+
+
 class Search(msgspec.Struct, frozen=True, kw_only=True):
-    """What the solver did; `proved` when no plan of the space can be better than the bound."""
+    """What the solver did; `proved` when no plan of the space can be better than the bound.
+
+    Of the `candidates`, `played` had their order played (others were judged by its closed form).
+    `front` are those that no other candidate equals in time and memory and betters in one of them,
+    the fastest first.
+    """
 
     solver: str
     objective_s: float
@@ -122,6 +222,8 @@ class Search(msgspec.Struct, frozen=True, kw_only=True):
     candidates: int
     rejected: tuple[Rejected, ...] = ()
     unused_devices: tuple[int, ...] = ()
+    played: int = 0
+    front: tuple[Point, ...] = ()
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):

@@ -7,44 +7,10 @@ from collections.abc import Mapping, Sequence
 import msgspec
 
 from .ir import Action
+from .ir import Costs as Costs
 
 Key = tuple[str, int, int, int]  # kind, stage, microbatch, token slice
 Actions = Sequence[Sequence[Action]]  # of each rank of the pipeline
-
-
-class Costs(msgspec.Struct, frozen=True, kw_only=True):
-    """Seconds of a stage's passes over one microbatch, and of a tensor from stage to stage.
-
-    A backward pass B takes `inputs` + `weights`. `slices` is the share of a pass that each token
-    slice takes; without it a pass is one slice's.
-    """
-
-    forward: tuple[float, ...]
-    inputs: tuple[float, ...]
-    weights: tuple[float, ...]
-    send: float = 0.0
-    slices: tuple[float, ...] = ()
-
-    @classmethod
-    def equal(
-        cls, n_stages: int, *, forward: float = 1.0, inputs: float = 1.0, weights: float = 1.0
-    ) -> Costs:
-        """Of stages that are alike."""
-        return cls(
-            forward=(forward,) * n_stages,
-            inputs=(inputs,) * n_stages,
-            weights=(weights,) * n_stages,
-        )
-
-    def of(self, action: Action) -> float:
-        """Seconds of one action; an update takes none."""
-        stage, kind = action.stage, action.kind
-        seconds = self.forward[stage] if kind == "F" else 0.0
-        if kind in "BI":
-            seconds += self.inputs[stage]
-        if kind in "BW":
-            seconds += self.weights[stage]
-        return seconds * self.slices[action.token_slice] if self.slices else seconds
 
 
 class Span(msgspec.Struct, frozen=True):

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
 from ..errors import ConfigError, Violation
 from .describe import describe
-from .ir import Action, LayerPlan, Leaf, Level, Plan, ShardTree, Split
+from .ir import Action, Estimate, LayerPlan, Leaf, Level, Plan, ShardTree, Split
+
+T = TypeVar("T")
 
 
 class _Node(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -32,6 +34,20 @@ class _LayerEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     offload: frozenset[str] = frozenset()
 
 
+class Row(msgspec.Struct, frozen=True, kw_only=True):
+    """One of the best plans of a search: in a line, and its estimate."""
+
+    plan: str
+    estimate: Estimate | None = None
+
+
+class _RowEntry(msgspec.Struct, frozen=True, kw_only=True):
+    """A `Row` as it stands in a file, or with the whole plan as commands print it."""
+
+    plan: msgspec.Raw
+    estimate: Estimate | None = None
+
+
 def _file_type() -> Any:
     """`Plan` with its layer plans as they stand in a file."""
     fields: list[Any] = []
@@ -49,7 +65,7 @@ def save(plan: Plan, path: Path, top: Sequence[Plan] = ()) -> None:
     `top` are the best ones, this among them: readers find each in a line, with its estimate.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    rows = [{"plan": describe(each), "estimate": each.estimate} for each in top]
+    rows = [Row(plan=describe(each), estimate=each.estimate) for each in top]
     data = encode(plan, {"top": rows} if rows else {})
     partial = path.with_name(path.name + ".partial")
     partial.write_bytes(data)
@@ -62,13 +78,26 @@ def load(path: Path) -> Plan:
     Raises:
         ConfigError: the file is missing, is no JSON or breaks the format; names the place.
     """
+    return _read(path, decode)
+
+
+def load_ranked(path: Path) -> tuple[Plan, tuple[Row, ...]]:
+    """Read a plan file, and the best plans of its search; the plan alone where it names none.
+
+    Raises:
+        ConfigError: as `load`.
+    """
+    return _read(path, _decode_ranked)
+
+
+def _read(path: Path, read: Callable[[bytes], T]) -> T:
     try:
         data = path.read_bytes()
     except OSError as error:
         reason = error.strerror or str(error)
         raise ConfigError([_broken(path, None, f"cannot be read ({reason})")]) from error
     try:
-        return decode(data)
+        return read(data)
     except msgspec.ValidationError as error:
         rule, _, place = str(error).partition(" - at ")
         where = place.strip("`").removeprefix("$.")
@@ -103,7 +132,23 @@ def decode(data: bytes) -> Plan:
         msgspec.DecodeError: no JSON.
         msgspec.ValidationError: JSON that is no plan.
     """
+    return _plan(msgspec.json.decode(data, type=_file_type()))
+
+
+def _decode_ranked(data: bytes) -> tuple[Plan, tuple[Row, ...]]:
     entry = msgspec.json.decode(data, type=_file_type())
+    plan = _plan(entry)
+    rows = tuple(_row(msgspec.json.decode(each, type=_RowEntry)) for each in entry.top)
+    return plan, rows or (Row(plan=describe(plan), estimate=plan.estimate),)
+
+
+def _row(entry: _RowEntry) -> Row:
+    data = bytes(entry.plan)
+    line = describe(decode(data)) if data[:1] == b"{" else msgspec.json.decode(data, type=str)
+    return Row(plan=line, estimate=entry.estimate)
+
+
+def _plan(entry: Any) -> Plan:
     fields = {field: getattr(entry, field) for field in Plan.__struct_fields__}
     known: dict[_LayerEntry, LayerPlan] = {}
     layer_plans = {}

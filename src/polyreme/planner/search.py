@@ -12,11 +12,12 @@ from ..cluster.types import Cluster
 from ..errors import ConfigError, Infeasible
 from ..graph.layer import LayerGraph
 from ..plan.check_played import version_violations
-from ..plan.ir import Estimate, Plan, Rejected, Search, Workload, hash_inputs
+from ..plan.ir import Plan, Point, Rejected, Search, Workload, hash_inputs
 from ..plan.options import Parallel
 from ..profile.fit import Fit
 from ..profile.record import Profile
 from ..units import show_bytes, show_seconds
+from .account import estimate, front
 from .cost.data import DataCost, StepTime
 from .cost.exchange import usual
 from .cost.layers import LayerCosts
@@ -90,11 +91,12 @@ def search(
     plans = [
         msgspec.structs.replace(
             write_plan(candidate.draft, workload),
-            estimate=_estimate(candidate.draft, candidate.time, _fitting(prices, candidate.draft)),
+            estimate=estimate(candidate.draft, candidate.time, costs.cost, costs.fitting),
             inputs_hash=inputs_hash,
             assumed=profile.assumed,
         )
         for candidate in kept
+        for costs in (prices.of(candidate.draft.strategy.tp),)
     ]
     if refused := [*version_violations(plans[0], graph)]:
         raise ConfigError(refused)
@@ -108,6 +110,8 @@ def search(
         candidates=len(candidates),
         rejected=_rejected(candidates),
         unused_devices=tuple(range(best.draft.n_devices, cluster.n_devices)),
+        played=sum(candidate.played for candidate in candidates),
+        front=front(candidate.point for candidate in candidates),
     )
     return (msgspec.structs.replace(plans[0], search=record), *plans[1:])
 
@@ -118,6 +122,17 @@ class Candidate(msgspec.Struct, frozen=True, kw_only=True):
     draft: Draft
     time: StepTime
     room: Room
+    played: bool
+
+    @property
+    def point(self) -> Point:
+        """Its place among the others."""
+        return Point(
+            step_s=self.time.step_s,
+            peak_bytes=sum(self.room.need_bytes.values()),
+            plan=describe_draft(self.draft),
+            fits=self.room.fits,
+        )
 
 
 def price(
@@ -130,23 +145,12 @@ def price(
     """
     draft = read_draft(plan)
     memory = Memory(graph, workload, draft.strategy.tp)
-    fitting = Fitting(memory, profile, cluster)
-    time_s = StepCost(DataCost(memory, profile, cluster))(draft)
+    cost = StepCost(DataCost(memory, profile, cluster))
     return msgspec.structs.replace(
         plan,
-        estimate=_estimate(draft, time_s, fitting),
+        estimate=estimate(draft, cost(draft), cost, Fitting(memory, profile, cluster)),
         inputs_hash=hash_inputs(graph, cluster, workload),
         assumed=profile.assumed,
-    )
-
-
-def _estimate(draft: Draft, time: StepTime, fitting: Fitting) -> Estimate:
-    return Estimate(
-        step_s=time.step_s,
-        compute_s=time.compute_s,
-        comm_s=time.comm_s,
-        exposed_comm_s=time.exposed_comm_s,
-        memory=fitting.by_device(draft),
     )
 
 
@@ -161,7 +165,7 @@ def _judged(drafts: Iterable[Draft], prices: Prices, top: int) -> list[Candidate
     """Each once, with the time of its played step: those that fit by time, then the others.
 
     How they exchange is tuned where it may decide. Long steps are ranked by their orders' closed
-    forms, and then the first `top` are played.
+    forms, and then played until the first `top` are.
     """
     known: dict[str, Draft] = {}
     for draft in drafts:
@@ -171,6 +175,7 @@ def _judged(drafts: Iterable[Draft], prices: Prices, top: int) -> list[Candidate
             draft=draft,
             time=(costs.cost.sketched if is_long(draft) else costs.cost)(usual(draft)),
             room=costs.fitting(draft),
+            played=not is_long(draft),
         )
         for draft in known.values()
         for costs in (prices.of(draft.strategy.tp),)
@@ -179,10 +184,24 @@ def _judged(drafts: Iterable[Draft], prices: Prices, top: int) -> list[Candidate
     least_s = found[0].time.step_s if found else 0.0
     for at, each in enumerate(found):
         near = each.room.fits and each.time.step_s <= (1 + TUNED_WITHIN) * least_s
-        if near and (at < top or not is_long(each.draft)):
-            time_s = prices.of(each.draft.strategy.tp).cost(each.draft)
-            found[at] = msgspec.structs.replace(each, time=time_s)
-    return sorted(found, key=_rank)
+        if near and not is_long(each.draft):
+            found[at] = _played(each, prices)
+    found.sort(key=_rank)
+    while sketched := [at for at, each in enumerate(found[:top]) if _is_sketched(each)]:
+        found[sketched[0]] = _played(found[sketched[0]], prices)
+        found.sort(key=_rank)
+    return found
+
+
+def _is_sketched(candidate: Candidate) -> bool:
+    """Whether it fits and was only judged by its order's closed form."""
+    return candidate.room.fits and not candidate.played
+
+
+def _played(candidate: Candidate, prices: Prices) -> Candidate:
+    """With the time of its order on the clock, and its exchanges tuned."""
+    time_s = prices.of(candidate.draft.strategy.tp).cost(candidate.draft)
+    return msgspec.structs.replace(candidate, time=time_s, played=True)
 
 
 def _rank(candidate: Candidate) -> tuple[bool, float, tuple[int, ...]]:

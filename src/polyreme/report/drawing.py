@@ -120,8 +120,8 @@ def order_svg(plan: Plan, width: int) -> str:
         name = runs_of([f"device {place}" for place in places])
         name = name.replace("device ", "devices ", 1) if len(places) > 1 else name
         rows.append(
-            f'<text class="dim" x="0" y="{y + 17}">{_esc(clipped(name, 19))}'
-            f"<title>{_esc(name)}</title></text>"
+            f'<text class="dim" x="0" y="{y + 17}">{escaped(clipped(name, 19))}'
+            f"<title>{escaped(name)}</title></text>"
         )
         for i, action in enumerate(actions[:fits]):
             rows.append(_action(action, label_w + i * cell, y, cell - 3))
@@ -228,8 +228,8 @@ def _leaf(device: int, label: str, memory: Mapping[str, int] | None, whole: floa
     body = (
         f'<rect class="leaf" width="{LEAF_W}" height="{LEAF_H}" rx="5"/>'
         f'<text class="num" x="{LEAF_W / 2}" y="17">{device}</text>'
-        f'<text class="dim mid" x="{LEAF_W / 2}" y="30">{_esc(clipped(label, 11))}</text>'
-        f"{bar}<title>{_esc(tip)}</title>"
+        f'<text class="dim mid" x="{LEAF_W / 2}" y="30">{escaped(clipped(label, 11))}</text>'
+        f"{bar}<title>{escaped(tip)}</title>"
     )
     return _Box(LEAF_W, LEAF_H, body)
 
@@ -254,15 +254,15 @@ def _action(action: Action, x: float, y: float, edge: float) -> str:
 def _lines(lines: Sequence[str], width: float) -> _Box:
     fits = int(width / 6.4)
     body = "".join(
-        f'<text class="layers" x="0" y="{13 + 16 * i}">{_esc(clipped(line, fits))}'
-        f"<title>{_esc(line)}</title></text>"
+        f'<text class="layers" x="0" y="{13 + 16 * i}">{escaped(clipped(line, fits))}'
+        f"<title>{escaped(line)}</title></text>"
         for i, line in enumerate(lines)
     )
     return _Box(max(len(clipped(line, fits)) for line in lines) * 6.4, 16 * len(lines), body)
 
 
 def _note(text: str) -> _Box:
-    return _Box(6.4 * len(text), LEAF_H, f'<text class="dim" x="0" y="27">{_esc(text)}</text>')
+    return _Box(6.4 * len(text), LEAF_H, f'<text class="dim" x="0" y="27">{escaped(text)}</text>')
 
 
 def _framed(title: str, inner: _Box, style: str) -> _Box:
@@ -270,7 +270,7 @@ def _framed(title: str, inner: _Box, style: str) -> _Box:
     height = inner.height + TITLE_H + 2 * PAD - 2
     body = (
         f'<rect class="frame {style}" width="{width:.0f}" height="{height:.0f}" rx="7"/>'
-        f'<text class="title" x="{PAD}" y="17">{_esc(title)}</text>'
+        f'<text class="title" x="{PAD}" y="17">{escaped(title)}</text>'
         f'<g transform="translate({PAD},{TITLE_H + PAD - 2})">{inner.body}</g>'
     )
     return _Box(width, height, body)
@@ -296,10 +296,11 @@ def _flow(boxes: Sequence[_Box], width: float, *, gap: int, column: bool = False
 def _svg(box: _Box, label: str) -> str:
     width, height = int(box.width) + 2, int(box.height) + 2
     return (
-        f'<svg class="plan" role="img" aria-label="{_esc(label)}" width="{width}" '
+        f'<svg class="plan" role="img" aria-label="{escaped(label)}" width="{width}" '
         f'height="{height}" viewBox="-1 -1 {width} {height}">{box.body}</svg>'
     )
 
 
-def _esc(text: str) -> str:
+def escaped(text: str) -> str:
+    """Text as it may stand in a drawing."""
     return html.escape(text)

@@ -43,6 +43,11 @@ COLOURS = {
     "steps done again or skipped": "skipped",
     "until training went on": "caution",
     "start-up, evaluation, checkpoints": "rest",
+    "forward": "pass-F",
+    "recomputed forward": "pass-W",
+    "backward": "pass-B",
+    "exposed communication": "communication",
+    "update": "optimizer",
 } | {name: name for name in (*MEMORY_CAUSES, "compute", "communication", "waiting")}
 
 
@@ -107,7 +112,7 @@ def _single(run: Run, versus: Against | None, comparison: dict[str, Any] | None)
         sections = (*sections[:place], ("checkpoints", "Checkpoints"), *sections[place:])
     if view["trouble"]:
         sections = (("trouble", "What went wrong"), *sections)
-    return _fill(
+    return fill(
         "run.html",
         [figure for figure in all_figures if figure is not None],
         title=f"{run.name}: polyreme report",
@@ -140,7 +145,7 @@ def _several(
     if comparison:
         sections = (sections[0], ("reference", "Reference"), *sections[1:])
     causes = dict.fromkeys(share.name for run in runs for share in predicted_memory(run))
-    return _fill(
+    return fill(
         "comparison.html",
         [overlaid] if overlaid else [],
         title="comparison: polyreme report",
@@ -193,7 +198,8 @@ def _reference_view(
     }
 
 
-def _fill(template: str, drawn: Sequence[Figure], **context: Any) -> str:
+def fill(template: str, drawn: Sequence[Figure], **context: Any) -> str:
+    """A template of this room as one page, with its style, and plotly where it draws figures."""
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
     from plotly.offline import get_plotlyjs
 

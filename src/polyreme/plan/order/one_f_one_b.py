@@ -23,8 +23,12 @@ class OneFOneB(Order):
         return min(n_ranks - stage, n_microbatches)
 
     def closed_form_s(self, n_ranks: int, n_microbatches: int, costs: Costs) -> float | None:
-        """(m + p - 1)(F + B)."""
-        return bottleneck_s(costs, n_microbatches)
+        """(m + p - 1)(F + B), and 2 (p - 1)(1 + (m - 1) / p) sends; of these at most two too many.
+
+        Each microbatch is sent 2 (p - 1) times on its way, and the first rank has p under way.
+        """
+        n_sends = 2 * (n_ranks - 1) * (1 + (n_microbatches - 1) / n_ranks)
+        return bottleneck_s(costs, n_microbatches) + n_sends * costs.send
 
     def actions(self, n_ranks: int, n_microbatches: int, costs: Costs) -> Ranks:
         """Warm-up of p - rank microbatches, turns, then the rest backward."""

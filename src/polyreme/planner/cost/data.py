@@ -21,11 +21,15 @@ from .traffic import Traffic
 
 
 class StepTime(msgspec.Struct, frozen=True, kw_only=True):
-    """Seconds of a step and what they are made of; `step_s` counts exposed communication only."""
+    """Seconds of a step and what they are made of; `step_s` counts exposed communication only.
+
+    The update, `update_s`, is part of `compute_s`.
+    """
 
     compute_s: float
     comm_s: float
     exposed_comm_s: float
+    update_s: float = 0.0
 
     @property
     def step_s(self) -> float:
@@ -34,7 +38,7 @@ class StepTime(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RankTime(msgspec.Struct, frozen=True, kw_only=True):
-    """Seconds of a pipeline rank: its update, and what it exchanges unhidden over data axes."""
+    """Seconds of a pipeline rank, or of a layer: its update, and what it exchanges unhidden."""
 
     update_s: float
     exposed_comm_s: float
@@ -114,11 +118,12 @@ class DataCost:
         ]
         names = tuple(draft.strategies)
         sharded, bucketed = self._sharded(units), self._bucketed(draft, names)
-        rounds = draft.microbatches
+        rounds, update_s = draft.microbatches, self._update_s(units)
         return StepTime(
-            compute_s=compute_s + self._update_s(units),
+            compute_s=compute_s + update_s,
             comm_s=sharded.comm_s(rounds) + bucketed.comm_s(rounds),
             exposed_comm_s=self._exposed_s(draft, sharded, bucketed, passes[min(sizes)]),
+            update_s=update_s,
         )
 
     def passes(self, draft: Draft, names: Sequence[str]) -> tuple[float, float]:
@@ -146,7 +151,14 @@ class DataCost:
     def layer_s(
         self, name: str, strategy: Strategy, pp: int, microbatches: int, size: int, draft: Draft
     ) -> float:
-        """Seconds a step of what a layer exchanges over data axes, unhidden, and of its update.
+        """Seconds a step of what a layer exchanges over data axes, unhidden, and of its update."""
+        once = self.layer_once(name, strategy, pp, size, draft)
+        return once.exposed_comm_s + once.update_s
+
+    def layer_once(
+        self, name: str, strategy: Strategy, pp: int, size: int, draft: Draft
+    ) -> RankTime:
+        """What a layer takes for its update, and for what it exchanges over data axes, a step.
 
         As if nothing but its own passes could hide them; buckets are taken to be full.
         """
@@ -163,8 +175,10 @@ class DataCost:
             n_bytes = unit.loose * self.memory.widths.master
             bucketed.reduce_last = self.price_s(strategy, pp, message) * n_bytes / close
         passes = self.layer_passes(name, strategy, size)
-        exposed_s = self._exposed_s(draft, sharded, bucketed, passes)
-        return exposed_s + self._update_s([(strategy, unit, 1, False)])
+        return RankTime(
+            update_s=self._update_s([(strategy, unit, 1, False)]),
+            exposed_comm_s=self._exposed_s(draft, sharded, bucketed, passes),
+        )
 
     def layer_passes(self, name: str, strategy: Strategy, size: float) -> tuple[float, float]:
         """Forward and backward seconds of a layer's microbatch; recomputing counts as backward."""

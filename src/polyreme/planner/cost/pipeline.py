@@ -62,10 +62,12 @@ class StepCost:
             rank.exposed_comm_s + each["holders"]
             for rank, each in zip(ranks, exchanged, strict=True)
         )
+        update_s = max(rank.update_s for rank in ranks)
         return StepTime(
-            compute_s=makespan_s - parts_s + max(rank.update_s for rank in ranks),
+            compute_s=makespan_s - parts_s + update_s,
             comm_s=max(sum(each.values()) for each in exchanged),
             exposed_comm_s=exposed_s + parts_s,
+            update_s=update_s,
         )
 
     def sketched(self, draft: Draft) -> StepTime:
@@ -80,10 +82,12 @@ class StepCost:
             return self(draft)
         ranks = [self.data.rank(draft, pipe) for pipe in range(draft.pp)]
         exposed_s = max(rank.exposed_comm_s for rank in ranks)
+        update_s = max(rank.update_s for rank in ranks)
         return StepTime(
-            compute_s=closed_s + max(rank.update_s for rank in ranks),
+            compute_s=closed_s + update_s,
             comm_s=exposed_s,
             exposed_comm_s=exposed_s,
+            update_s=update_s,
         )
 
     def costs(self, draft: Draft) -> Costs:

@@ -1,0 +1,56 @@
+"""Why a plan: in words, as a page, as a trace."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+
+from .. import runlog
+from ..errors import ConfigError, Violation
+from ..plan.describe import describe
+from ..plan.explain import text_of
+from ..plan.step import play_plan
+from ..plan.store import load_ranked
+from ..plan.trace import chrome_trace
+from .folders import writable
+from .show import MOST_LOST
+
+
+class Explanation(msgspec.Struct, frozen=True, kw_only=True):
+    """A plan in a line, why it won in words, and the files that were written."""
+
+    plan: str
+    text: str
+    page: str | None = None
+    trace: str | None = None
+
+
+def explain(plan: Path, *, out: Path | None, trace: Path | None) -> Explanation:
+    """Write the page and the trace of a plan file that are asked for, and say why it won.
+
+    Raises:
+        ConfigError: the file is no plan, has no estimate, or lacks what a page or a trace needs.
+    """
+    best, top = load_ranked(plan)
+    if best.estimate is None:
+        rule = "is missing: the plan was never priced"
+        legal = "`polyreme plan SPEC --price PLAN --out FILE` makes one"
+        raise ConfigError([Violation(path="plan.estimate", value=None, rule=rule, legal=legal)])
+    for option, path in (("--out", out), ("--trace", trace)):
+        if path is not None:
+            writable(path, option)
+    if out is not None or trace is not None:
+        step = play_plan(best)
+        if trace is not None:
+            runlog.write_whole(trace, chrome_trace(best, step))
+        if out is not None:
+            from ..report.plan_page import render_plan
+
+            render_plan(best, step, top, out)
+    return Explanation(
+        plan=describe(best),
+        text=text_of(best, top, most_lost=MOST_LOST),
+        page=None if out is None else str(out),
+        trace=None if trace is None else str(trace),
+    )

@@ -1,0 +1,126 @@
+"""The account of a plan: its estimate with what a reader needs to follow it, and its rivals."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from itertools import groupby
+
+import msgspec
+
+from ..plan.ir import Capacity, Costs, Estimate, LayerCost, Point
+from .cost.data import StepTime
+from .cost.message import Message
+from .cost.pipeline import StepCost
+from .draft import Draft, Strategy, describe_strategy
+from .room import Fitting
+
+
+def estimate(draft: Draft, time: StepTime, cost: StepCost, fitting: Fitting) -> Estimate:
+    """What a draft is predicted to take, by device, stage and layer."""
+    layers = layer_costs(draft, cost, fitting)
+    return Estimate(
+        step_s=time.step_s,
+        compute_s=time.compute_s,
+        comm_s=time.comm_s,
+        exposed_comm_s=time.exposed_comm_s,
+        memory=fitting.by_device(draft),
+        update_s=time.update_s,
+        stages=_stages(draft, cost, layers),
+        capacity=capacity(draft, fitting),
+        layers=layers,
+    )
+
+
+def layer_costs(draft: Draft, cost: StepCost, fitting: Fitting) -> tuple[LayerCost, ...]:
+    """A row for layers of one class and strategy, in the order of first members.
+
+    The layer that scores the loss, and the last one, which is not gathered again, stand alone.
+    """
+    graph, classes = fitting.memory.graph, fitting.memory.classes
+    special = {graph.output.rpartition(".")[0], graph.layers[-1].name}
+    rows: dict[tuple[int, Strategy, str], list[str]] = {}
+    for name, strategy in draft.strategies.items():
+        key = (classes.layer_of[name], strategy, name if name in special else "")
+        rows.setdefault(key, []).append(name)
+    return tuple(
+        _layer_cost(tuple(names), strategy, draft, cost, fitting)
+        for (_, strategy, _), names in rows.items()
+    )
+
+
+def _layer_cost(
+    names: tuple[str, ...], strategy: Strategy, draft: Draft, cost: StepCost, fitting: Fitting
+) -> LayerCost:
+    name, parts, pp = names[0], cost.traffic.parts, draft.pp
+    once = msgspec.structs.replace(strategy, recompute=False)
+    share = parts.share(name, strategy)
+    forward_s = backward_s = parts_s = 0.0
+    for size, count in _sizes(draft).items():
+        there_s, back_s = cost.data.layer_passes(name, once, size / share)
+        forward_s += count * there_s
+        backward_s += count * back_s
+        found = parts.exchanges(name, strategy, size)
+        messages: list[Message] = [*found.forward, *found.again, *found.backward]
+        if name == fitting.memory.graph.output.rpartition(".")[0]:
+            messages += parts.loss(strategy, size)
+        parts_s += count * sum(cost.data.price_s(strategy, pp, each) for each in messages)
+    over_data = cost.data.layer_once(name, strategy, pp, draft.microbatch, draft)
+    held = fitting.memory.layer_storage(name, strategy, 0)
+    times = fitting.profile.layers[fitting.memory.graph.layer(name).kind]
+    saved = times.saved_bytes_per_sample
+    saved = times.recompute_bytes_per_sample if strategy.recompute else saved
+    return LayerCost(
+        layers=names,
+        how=describe_strategy(strategy),
+        forward_s=forward_s,
+        backward_s=backward_s,
+        recompute_s=forward_s if strategy.recompute else 0.0,
+        parts_s=parts_s,
+        data_s=over_data.exposed_comm_s,
+        update_s=over_data.update_s,
+        stored_bytes=held.parameters + held.gradients + held.optimizer,
+        saved_bytes=math.ceil(saved * draft.microbatch / (strategy.tp if strategy.sp else 1)),
+    )
+
+
+def _sizes(draft: Draft) -> dict[int, int]:
+    """Sizes of microbatches as the step is priced with: as they are, or all as the largest."""
+    if draft.stages or draft.strategy.tp > 1:
+        return {draft.microbatch: draft.microbatches}
+    return dict(draft.microbatch_sizes)
+
+
+def _stages(draft: Draft, cost: StepCost, layers: Sequence[LayerCost]) -> Costs:
+    """What each stage's passes over a microbatch take; of one stage, in the mean."""
+    if draft.stages or draft.strategy.tp > 1:
+        return cost.costs(draft)
+    n = draft.microbatches
+    there_s = sum(len(each.layers) * each.forward_s for each in layers) / n
+    back_s = sum(len(each.layers) * (each.backward_s + each.recompute_s) for each in layers) / n
+    return Costs(forward=(there_s,), inputs=(back_s / 2,), weights=(back_s / 2,))
+
+
+def capacity(draft: Draft, fitting: Fitting) -> tuple[Capacity, ...]:
+    """What the draft's devices have, neighbours of one type together."""
+    found: list[Capacity] = []
+    left = draft.n_devices
+    for name, hosts in groupby(fitting.cluster.hosts, key=lambda host: host.device_type):
+        n = min(left, sum(host.n_devices for host in hosts))
+        left -= n
+        if n:
+            n_bytes = fitting.cluster.device_types[name].memory_bytes
+            found.append(Capacity(n_devices=n, device_type=name, n_bytes=n_bytes))
+    return tuple(found)
+
+
+def front(points: Iterable[Point]) -> tuple[Point, ...]:
+    """Those that no other equals in time and memory and betters in one of them, fastest first.
+
+    Of points that are equal in both the first is kept.
+    """
+    found: list[Point] = []
+    for each in sorted(points, key=lambda point: (point.step_s, point.peak_bytes)):
+        if not found or each.peak_bytes < found[-1].peak_bytes:
+            found.append(each)
+    return tuple(found)

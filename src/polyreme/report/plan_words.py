@@ -1,0 +1,50 @@
+"""What the words of a plan's line mean, for that plan."""
+
+from __future__ import annotations
+
+from ..plan.ir import LayerPlan, Plan, axes, degree
+from .drawing import LEVELS
+from .words import count
+
+_AXES = {
+    "replica": ("replicas", "complete copies of the model, each on its own share of the batch"),
+    "shard": ("shards", "devices that share one copy of the model and its batch"),
+    "tp": ("tp", "tensor parts: devices that compute each layer together"),
+}
+_AT_ONCE = "a device takes its samples of a step at once"
+_IN_GOES = "a device takes its samples of a step in so many goes, and updates after the last"
+
+
+def glossary(plan: Plan) -> list[tuple[str, str]]:
+    """(word, meaning) of each that the plan's line holds, in its order."""
+    layer_plans = list({id(each): each for each in plan.layer_plans.values()}.values())
+    split = layer_plans[0].split
+    found = _stages(plan) if len(plan.stages) > 1 else []
+    for axis in axes(split):
+        name, meaning = _AXES.get(axis, (axis, "parts of each layer"))
+        found.append((f"{degree(split, axis)} {name}", meaning))
+    found += _ways(layer_plans, n_shards=degree(split, "shard"))
+    goes = count(plan.microbatches, "microbatch", "microbatches")
+    return [*found, (goes, _AT_ONCE if plan.microbatches == 1 else _IN_GOES)]
+
+
+def _stages(plan: Plan) -> list[tuple[str, str]]:
+    n, order = len(plan.stages), plan.order_name or "a given order"
+    n_ranks = len({row for stage in plan.stages for row in stage.placements})
+    meaning = (
+        f"the layers are cut into {n} parts one behind the other, on {n_ranks} pipeline ranks of "
+        f"devices; {order} is the order of their passes"
+    )
+    return [(f"{n} stages", meaning)]
+
+
+def _ways(layer_plans: list[LayerPlan], *, n_shards: int) -> list[tuple[str, str]]:
+    """How layers run beside being split."""
+    levels = dict.fromkeys(each.level for each in layer_plans) if n_shards > 1 else {}
+    found = [(f"({'batch' if each == 'none' else each})", LEVELS[each]) for each in levels]
+    if any(each.sp for each in layer_plans):
+        found.append(("sp", "tensor parts also split the tokens of a sample between layers"))
+    if any(each.recompute for each in layer_plans):
+        meaning = "what a layer saves is made again in its backward pass, which takes less memory"
+        found.append(("recompute", meaning))
+    return found
