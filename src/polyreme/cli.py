@@ -125,7 +125,7 @@ def profile(
         )
         if not json:
             api.show_profile(result, console())
-            console().print(f"wrote {out}")
+            console().print(f"wrote {out}", soft_wrap=True)
         return result
 
     end(command, json)
@@ -168,7 +168,7 @@ def plan(
         if not json:
             api.show_plans(plans, console())
             if out is not None:
-                console().print(f"wrote {out}")
+                console().print(f"wrote {out}", soft_wrap=True)
         return api.plan_json(plans)
 
     end(command, json)
@@ -288,7 +288,7 @@ def report(
 
         page = api.report(runs, out=out, reference=reference, target=target)
         if not json:
-            console().print(f"wrote {page}")
+            console().print(f"wrote {page}", soft_wrap=True)
         return {"report": str(page), "runs": [api.run_json(run) for run in runs]}
 
     end(command, json)

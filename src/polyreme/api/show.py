@@ -39,13 +39,13 @@ def show_explanation(found: Explanation, console: Console) -> None:
     """Why a plan won, and what was written."""
     console.print(found.text, soft_wrap=True)
     for path in filter(None, (found.page, found.trace)):
-        console.print(f"wrote {path}")
+        console.print(f"wrote {path}", soft_wrap=True)
 
 
 def show_exported(found: Exported, out: Path | None, console: Console) -> None:
     """What was written where; without a file the text itself, and what to know on stderr."""
     if out is not None:
-        console.print(f"wrote {out}")
+        console.print(f"wrote {out}", soft_wrap=True)
     else:
         console.out(found.text, end="", highlight=False)
     for note in found.notes:
