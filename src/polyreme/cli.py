@@ -152,6 +152,9 @@ def plan(
     fix: Annotated[
         list[str] | None, typer.Option("--fix", metavar="AXIS=N", help="fix a degree (repeatable)")
     ] = None,
+    solver: Annotated[
+        str, typer.Option("--solver", metavar="NAME", help="what searches (polyreme list solvers)")
+    ] = "exact",
     price: Annotated[
         Path | None, typer.Option("--price", metavar="PLAN", help="price this plan, search none")
     ] = None,
@@ -171,6 +174,7 @@ def plan(
             cluster=cluster,
             devices=devices,
             top=top,
+            solver=solver,
             given=price,
             out=out,
         )
