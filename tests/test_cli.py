@@ -221,6 +221,16 @@ def test_a_plan_is_priced_as_it_was_when_found(
     assert found["estimate"]["memory"] == printed["estimate"]["memory"]
 
 
+def test_a_plan_is_searched_by_the_solver_that_is_named(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    there = ("--assume", "--cluster", "preset:2xH100", "--fix", "pp=2")
+    said = within(home, monkeypatch, "plan", "spec.toml", *there, "--solver", "piper", "--json")
+    assert said.code == 0, said.err
+    record = json.loads(said.out)["search"]
+    assert (record["solver"], record["proved"]) == ("piper", False)
+
+
 @pytest.mark.usefixtures("printed")
 @TWO
 def test_a_stale_plan_is_refused(home: Path, monkeypatch: pytest.MonkeyPatch, warm: None) -> None:
@@ -240,6 +250,7 @@ def test_a_stale_plan_is_refused(home: Path, monkeypatch: pytest.MonkeyPatch, wa
         (("train", "spec.toml", "--set", "data_parallel.rule={kind='SDG'}"), "data_parallel.rule"),
         (("plan", "spec.toml", "--cluster", "preset:4xH1000"), "--cluster"),
         (("plan", "spec.toml", "--fix", "tp"), "--fix"),
+        (("plan", "spec.toml", "--solver", "galvatorn"), "--solver"),
         (("report", "nowhere"), "run"),
         (("train", "spec.toml", "--resume", "nowhere"), ""),
         (("train", "spec.toml", "--out", "spec.toml/run"), "--out"),

@@ -21,10 +21,13 @@ from .cli_options import (
     PageFile,
     Price,
     ProfileFile,
+    Reference,
     Resume,
     RunFolder,
     Set,
+    Solver,
     SpecFile,
+    Target,
 )
 from .ending import console, end
 
@@ -141,6 +144,7 @@ def plan(
     devices: Devices = None,
     top: Annotated[int, typer.Option("--top", min=1, help="how many plans to show")] = 5,
     fix: Fix = None,
+    solver: Solver = "exact",
     price: Price = None,
     export: Export = None,
     out: Annotated[Path | None, typer.Option("--out", help="write the best plan here")] = None,
@@ -160,6 +164,7 @@ def plan(
             cluster=cluster,
             devices=devices,
             top=top,
+            solver=solver,
             given=price,
             out=out if tool is None else None,
         )
@@ -273,12 +278,8 @@ def report(
     out: Annotated[
         Path | None, typer.Option("--out", help="the page [default: RUN/report.html]")
     ] = None,
-    reference: Annotated[
-        Path | None, typer.Option("--reference", metavar="RUN", help="run to compare samples with")
-    ] = None,
-    target: Annotated[
-        str | None, typer.Option("--target", metavar="METRIC=VALUE", help="what both must reach")
-    ] = None,
+    reference: Reference = None,
+    target: Target = None,
     json: Json = False,
 ) -> None:
     """Make the page that shows one run, or compares several."""

@@ -42,6 +42,9 @@ Export = Annotated[
 Fix = Annotated[
     list[str] | None, typer.Option("--fix", metavar="AXIS=N", help="fix a degree (repeatable)")
 ]
+Solver = Annotated[
+    str, typer.Option("--solver", metavar="NAME", help="what searches (polyreme list solvers)")
+]
 Price = Annotated[
     str | None,
     typer.Option("--price", metavar="PLAN", help="price this (or galvatron:FILE), search none"),
@@ -49,4 +52,10 @@ Price = Annotated[
 ProfileFile = Annotated[
     str | None,
     typer.Option("--profile", help="a profile file, or galvatron:DIR[,DIR] [default: measure]"),
+]
+Reference = Annotated[
+    Path | None, typer.Option("--reference", metavar="RUN", help="run to compare samples with")
+]
+Target = Annotated[
+    str | None, typer.Option("--target", metavar="METRIC=VALUE", help="what both must reach")
 ]

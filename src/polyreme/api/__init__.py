@@ -135,20 +135,23 @@ def plan(
     cluster: str | None = None,
     devices: int | None = None,
     top: int = 5,
+    solver: str = "exact",
     given: PathLike | None = None,
     out: PathLike | None = None,
 ) -> tuple[Plan, ...]:
     """The best plans, best first; the first holds the record of the search.
 
     Costs come from `profile`, from the cluster's figures (`assume`), or else are measured here.
-    With `given`, a plan file, nothing is searched: it is priced. Profiles and plans of Galvatron
-    are named ``galvatron:PATH``.
+    `solver` is one of ``polyreme list solvers``. With `given`, a plan file, nothing is searched: it
+    is priced. Profiles and plans of Galvatron are named ``galvatron:PATH``.
 
     Raises:
-        ConfigError: the spec is wrong, or the profile was made for something else.
+        ConfigError: the spec is wrong, the profile was made for something else, or there is no such
+            solver.
         Infeasible: no plan fits.
     """
     from ..plan import store as plans
+    from ..planner.solve import known
     from .folders import writable
     from .problem import pose
     from .steps import (
@@ -160,6 +163,7 @@ def plan(
         priced,
     )
 
+    known.find(solver, "--solver")
     if out is not None:
         writable(Path(out))
 
@@ -177,7 +181,7 @@ def plan(
         found = (priced(problem, costs, given),)
     else:
         asked = number_is_asked(problem.spec, devices, problem.accelerator)
-        found = best_plans(problem, costs, all_devices=asked, top=top)
+        found = best_plans(problem, costs, all_devices=asked, top=top, solver=solver)
     if out is not None:
         plans.save(found[0], Path(out), found)
     return found

@@ -79,12 +79,10 @@ def _orders() -> Iterator[Row]:
 
 
 def _solvers() -> Iterator[tuple[str, str, str]]:
-    from ..planner.solve.exact import exact
-    from ..planner.solve.grid import grid
-    from ..planner.solve.miqp import miqp
+    from ..planner.solve.known import SOLVERS
 
-    for solver in (exact, grid, miqp):
-        yield (solver.__name__, *_documented(solver))
+    for name, solver in SOLVERS.items():
+        yield (name, *_documented(solver))
 
 
 def _axes() -> Iterator[tuple[str, str, str]]:

@@ -62,7 +62,7 @@ def measured_profile(problem: Problem, *, fresh: bool = False) -> Profile:
 
 
 def best_plans(
-    problem: Problem, profile: Profile, *, all_devices: bool, top: int = 5
+    problem: Problem, profile: Profile, *, all_devices: bool, top: int = 5, solver: str = "exact"
 ) -> tuple[Plan, ...]:
     """The best plans, best first. Raises Infeasible where none fits."""
     from ..planner.search import search
@@ -75,6 +75,7 @@ def best_plans(
         problem.spec.parallel,
         top=top,
         all_devices=all_devices,
+        solver=solver,
     )
 
 

@@ -27,7 +27,8 @@ from .draft import Draft, describe_draft, read_draft
 from .hybrid import Prices, spaces
 from .refusals import unsliced
 from .room import Fitting, Room
-from .solve.exact import TOLERANCE, exact
+from .solve import known
+from .solve.exact import TOLERANCE
 from .solve.grid import grid
 from .space import SHARDED_LEVELS, Space, write_plan
 from .sweep import Sweep
@@ -49,16 +50,19 @@ def search(
     *,
     top: int = 5,
     all_devices: bool = False,
+    solver: str = "exact",
 ) -> tuple[Plan, ...]:
     """The best plans, best first; the first holds the record of the search.
 
     With `all_devices` none stays unused, unless the batch or a fixed degree leaves no other way.
+    `solver` (`solve.known`) finds stages and strategies; plans by hand are candidates with any.
 
     Raises:
-        ConfigError: a fixed part is impossible here.
+        ConfigError: a fixed part is impossible here, or there is no such solver.
         Infeasible: no plan fits the memory; says what is missing and what would help.
     """
     start_s = time.monotonic()
+    solve = known.find(solver)
     if refused := [*unsliced(graph, parallel)]:
         raise ConfigError(refused)
     fit = Fit(profile)
@@ -72,7 +76,7 @@ def search(
         )
     ]
     sweep = Sweep(offered)
-    swept = sweep(exact, end_s=start_s + DEADLINE_S)
+    swept = sweep(solve, end_s=start_s + DEADLINE_S)
     by_hand = sweep(grid, end_s=start_s + DEADLINE_S)
     drafts = [*_all_alike(offered), *(draft for _, draft in (*by_hand.found, *swept.found))]
     candidates = _judged(drafts, prices, top)
@@ -102,7 +106,7 @@ def search(
         raise ConfigError(refused)
     objective_s = min([value for value, _ in swept.found], default=best.time.step_s)
     record = Search(
-        solver="exact",
+        solver=solver,
         objective_s=objective_s,
         bound_s=min(swept.bound_s, objective_s),
         proved=swept.bound_s >= objective_s * (1 - TOLERANCE) and _is_closed(best.draft),

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 
 import numpy as np
 
-from ..stages import balanced
+from ..stages import balanced, cut, spans
 from .instance import Assignment, Instance
 
 
@@ -29,13 +30,13 @@ def grid(instance: Instance, *, below: float = np.inf, deadline_s: float = 60.0)
         if not np.isfinite(times[:, strategy]).any() or time.monotonic() > end_s:
             continue
         chosen = np.where(np.isfinite(times[:, strategy]), strategy, fastest)
-        sizes = balanced(tuple(times[layers, chosen]), instance.n_stages)
-        stages = np.repeat(np.arange(instance.n_stages), sizes).tolist()
-        if not placed.all():  # stages are given: each layer has one
-            stages = placed.argmax(axis=0).tolist()
-        value = instance.objective_s(stages, chosen.tolist())
-        if value < min(below, best.objective_s):
-            best = Assignment(
-                stages=tuple(stages), strategies=tuple(chosen.tolist()), objective_s=value
-            )
+        seconds = times[layers, chosen]
+        if placed.all():
+            sizes = balanced(tuple(seconds), instance.n_stages)
+            ends: tuple[int, ...] | None = (0, *itertools.accumulate(sizes))
+        else:  # the user fixed stages
+            ends = cut(spans(np.where(placed, seconds, np.inf)))
+        if ends is not None:
+            found = instance.assignment(ends, chosen, min(below, best.objective_s))
+            best = found if found.stages else best
     return best

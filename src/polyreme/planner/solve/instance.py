@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 Array = npt.NDArray[np.float64]
+Integers = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,6 +61,12 @@ class Instance:
         return self.n_stages > self.n_layers or not offered
 
     @property
+    def bytes_offered(self) -> Array:
+        """Bytes (S, L, K), infinite where the strategy is not offered."""
+        found: Array = np.where(np.isfinite(self.time), self.memory, np.inf)
+        return found
+
+    @property
     def n_stages(self) -> int:
         """S."""
         return int(self.time.shape[0])
@@ -102,6 +109,20 @@ class Instance:
         if (held > self.capacity).any() or not np.isfinite(took).all():
             return float("inf")
         return self.total_s(took, crossing)
+
+    def assignment(
+        self, ends: Sequence[int], strategies: Sequence[int] | Integers, below: float
+    ) -> Assignment:
+        """Stages with these ends (`planner.stages`), of such strategies by layer; unproved.
+
+        Nothing is assigned where it does not fit, or takes no less than `below`.
+        """
+        stages = tuple(np.repeat(np.arange(self.n_stages), np.diff(ends)).tolist())
+        each = tuple(int(strategy) for strategy in strategies)
+        value = self.objective_s(stages, each)
+        if value >= below or not np.isfinite(value):
+            return Assignment()
+        return Assignment(stages=stages, strategies=each, objective_s=value)
 
     def total_s(self, took: Array, crossing: Array) -> float:
         """Seconds of a step of such stages and borders."""

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from ..stages import cheapest, spans
 from .grid import grid
 from .instance import Array, Assignment, Instance
 
@@ -68,22 +69,22 @@ class _Segments:
         self._instance = instance
         self._fronts: dict[tuple[int, bytes], _Front] = {}
         self._kinds = [self._alike(stage) for stage in range(instance.n_stages)]
-        self.crossing: Array = instance.between[:, 0, 0]
+        self._crossing: Array = instance.between[:, 0, 0]
         self._inside: Array = instance.inside[:, 0, 0]
 
     def best(self, below: float) -> Assignment:
         """See `segments`."""
         n_stages, n = self._instance.n_stages, self._instance.n_layers
-        least = self._least_times()
+        least = spans(self._instance.time.min(axis=2), self._inside)
         alpha, beta = self._instance.alpha, self._instance.beta
-        cheapest, _, _ = self._chosen(least, np.inf)
-        if not np.isfinite(cheapest):
+        relaxed = cheapest(least, self._crossing, np.inf)
+        if relaxed is None:
             return Assignment(bound_s=below, proved=True)
         # With what all others take at least, no stage of a better step takes more than this.
         by_hand = grid(self._instance).objective_s
         most = np.inf
         if beta > 0:
-            most = (min(below, by_hand) * (1 + _NEAR) - alpha * cheapest) / beta
+            most = (min(below, by_hand) * (1 + _NEAR) - alpha * relaxed[0]) / beta
         each = self._instance.time.min(axis=(0, 2))
         # Of all layers before one, wherever stages are cut: without what goes from layer to layer.
         before = np.concatenate([[0.0], np.cumsum(each)])
@@ -115,9 +116,10 @@ class _Segments:
         alpha, beta = self._instance.alpha, self._instance.beta
         best, found, limit = below, None, np.inf
         while True:
-            total, ends, longest = self._chosen(times, limit)
-            if not np.isfinite(total):
+            cut = cheapest(times, self._crossing, limit)
+            if cut is None:
                 return found, best
+            total, ends, longest = cut
             value = alpha * total + beta * longest
             if value < best:
                 best, found = value, ends
@@ -126,42 +128,6 @@ class _Segments:
                 return found, best
             limit = min(longest, (best - alpha * total) / beta)
             limit = np.nextafter(limit, -np.inf)
-
-    def _chosen(self, times: Array, limit: float) -> tuple[float, tuple[int, ...], float]:
-        """The least sum of stages and borders of at most `limit`, its ends, and its longest."""
-        n_stages, n = self._instance.n_stages, self._instance.n_layers
-        crossing = np.where(self.crossing <= limit, self.crossing, np.inf)
-        sums = np.where(times[0, 0] <= limit, times[0, 0], np.inf)  # by where it ends
-        starts = np.zeros((n_stages, n + 1), dtype=np.int64)
-        for stage in range(1, n_stages):
-            before = sums[1:n] + crossing  # the stage begins at 1, 2, ...
-            here = np.where(times[stage, 1:] <= limit, times[stage, 1:], np.inf)
-            both = before[:, None] + here
-            starts[stage] = both.argmin(axis=0) + 1
-            sums = both.min(axis=0)
-        total = float(sums[n])
-        if not np.isfinite(total):
-            return total, (), np.inf
-        ends = [n]
-        for stage in range(n_stages - 1, 0, -1):
-            ends.append(int(starts[stage, ends[-1]]))
-        ends.append(0)
-        ends.reverse()
-        own = [
-            times[stage, start, end] for stage, (start, end) in enumerate(itertools.pairwise(ends))
-        ]
-        borders = [self.crossing[end - 1] for end in ends[1:-1]]
-        return total, tuple(ends), float(max(own + borders))
-
-    def _least_times(self) -> Array:
-        """Of each stage, start and end, what its layers take at least, memory aside."""
-        n = self._instance.n_layers
-        each = self._instance.time.min(axis=2)
-        found = np.full((self._instance.n_stages, n, n + 1), np.inf)
-        for start in range(n):
-            moved = np.concatenate([[0.0], self._inside[start:]])
-            found[:, start, start + 1 :] = np.cumsum(each[:, start:] + moved, axis=1)
-        return found
 
     def _fill(self, row: Array, stage: int, start: int, least: Array, most: float) -> None:
         """The least time of a stage from `start` on, by where it ends; infinite past `most`."""
