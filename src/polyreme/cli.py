@@ -28,6 +28,7 @@ from .cli_options import (
     Solver,
     SpecFile,
     Target,
+    Workers,
 )
 from .ending import console, end
 
@@ -76,9 +77,7 @@ def train(
 def simulate(
     spec: SpecFile,
     overrides: Set = None,
-    workers: Annotated[
-        int | None, typer.Option("--workers", min=1, help="replicas [default: simulate.workers]")
-    ] = None,
+    workers: Workers = None,
     out: RunFolder = None,
     resume: Resume = None,
     json: Json = False,

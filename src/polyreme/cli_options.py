@@ -59,3 +59,6 @@ Reference = Annotated[
 Target = Annotated[
     str | None, typer.Option("--target", metavar="METRIC=VALUE", help="what both must reach")
 ]
+Workers = Annotated[
+    int | None, typer.Option("--workers", min=1, help="replicas [default: simulate.workers]")
+]
