@@ -239,7 +239,8 @@ def test_a_stale_plan_is_refused(home: Path, monkeypatch: pytest.MonkeyPatch, wa
         "--set", "train.global_batch=32", "--json", "--out", str(home / "stale"),
     )  # fmt: skip
     assert said.code == 2
-    assert "made for another" in json.loads(said.out)["errors"][0]["rule"]
+    (error,) = json.loads(said.out)["errors"]
+    assert (error["path"], error["rule"]) == ("plan.global_batch", "is 32 in the spec")
 
 
 @pytest.mark.parametrize(

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import msgspec
 import pytest
 
 from planner_toy import cluster, toy, workload
+from polyreme.errors import literal
 from polyreme.plan.check import check
 from polyreme.plan.check_order import order_violations
 from polyreme.plan.grid import Degrees, even_split
@@ -15,11 +18,15 @@ from polyreme.plan.ir import (
     LayerPlan,
     Leaf,
     Plan,
+    Search,
     Split,
     Stage,
     accumulation_order,
     hash_inputs,
 )
+from polyreme.plan.order import ORDERS
+from polyreme.plan.order.kind import plan_order
+from polyreme.plan.play import Costs
 
 replace = msgspec.structs.replace
 GRAPH = toy()
@@ -142,9 +149,93 @@ def test_a_stale_plan_names_the_input_that_differs():
     plan = _plan(inputs_hash=made_for)
     assert check(plan, GRAPH, cluster(4), workload()) == []
     (other,) = check(plan, GRAPH, cluster(4), workload(precision="bf16"))
+    assert (other.path, other.rule) == ("plan.precision", 'is "bf16" in the spec')
+    others = replace(workload(), optimizer_states=1)
+    (other,) = check(plan, GRAPH, cluster(4), others)
     assert other.rule == "was made for another workload"
     (other,) = check(plan, GRAPH, cluster(4, 4), workload())
     assert other.rule == "was made for another cluster"
+
+
+@pytest.mark.parametrize(
+    ("field", "value"), [("global_batch", 24), ("seq_len", 999), ("precision", "fp64")]
+)
+def test_what_an_edited_plan_says_and_the_spec_says_otherwise_is_refused(field, value):
+    """The hash stands as it was, and a run went by the spec."""
+    plan = _plan(inputs_hash=hash_inputs(GRAPH, cluster(4), workload()))
+    (other,) = check(replace(plan, **{field: value}), GRAPH, cluster(4), workload())
+    assert (other.path, other.value) == (f"plan.{field}", value)
+    assert other.legal == literal(getattr(workload(), field))
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "path"),
+    [
+        ("step_s", -1.0, "plan.estimate.step_s"),
+        ("comm_s", float("nan"), "plan.estimate.comm_s"),
+        ("memory", ({"parameters": -1},), "plan.estimate.memory[0].parameters"),
+    ],
+)
+def test_an_estimate_that_no_search_gives_is_refused(field, value, path):
+    figures = {"step_s": 1.0, "compute_s": 1.0, "comm_s": 0.0, "exposed_comm_s": 0.0, "memory": ()}
+    estimate = Estimate(**{**figures, field: value})
+    assert path in _paths(_plan(estimate=estimate))
+
+
+def test_unused_devices_are_those_of_no_stage():
+    search = Search(solver="exact", objective_s=1, bound_s=1, proved=True, search_s=0, candidates=1)
+    for device in (0, 99):
+        found = _paths(_plan(search=replace(search, unused_devices=(device,))))
+        assert found == ["plan.search.unused_devices"]
+
+
+def _pipeline(name: str, played: str, microbatches: int = 3) -> Plan:
+    """Stages on two devices that play one order and name another."""
+    order = ORDERS[played]
+    placed, n = order.placements(2), 2 * order.chunks
+    edges = [round(at * len(NAMES) / n) for at in range(n + 1)]
+    stages = tuple(
+        Stage(layers=NAMES[start:end], placements=tuple((rank,) for rank in ranks))
+        for (start, end), ranks in zip(pairwise(edges), placed, strict=True)
+    )
+    return _plan(
+        stages=stages,
+        layer_plans={
+            layer: LayerPlan(split=Leaf(stage.placements[0][0]))
+            for stage in stages
+            for layer in stage.layers
+        },
+        order=plan_order(order, 2, microbatches, Costs.equal(n)),
+        order_name=name,
+        microbatches=microbatches,
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "played"),
+    [("gpipe", "1f1b"), ("1f1b", "zb-h1"), ("zb-h2", "zb-h1"), ("zb-v", "1f1b"), ("gems", "1f1b")],
+)
+def test_a_name_that_is_not_of_the_order_that_is_played_is_refused(name, played):
+    assert _paths(_pipeline(played, played), 2) == []
+    assert _paths(_pipeline("", played), 2) == []
+    assert _paths(_pipeline(name, played), 2) == ["plan.order_name"]
+
+
+@pytest.mark.parametrize("name", [name for name, order in ORDERS.items() if not order.by_costs])
+def test_an_order_by_its_name_alone_does_not_depend_on_the_times_of_stages(name):
+    order, n = ORDERS[name], 4 * ORDERS[name].chunks
+    unlike = Costs(
+        forward=tuple(1 + 0.3 * (stage % 3) for stage in range(n)),
+        inputs=tuple(1.5 - 0.2 * (stage % 4) for stage in range(n)),
+        weights=(0.5,) * n,
+        send=0.1,
+    )
+    assert order.actions(4, 8, Costs.equal(n)) == order.actions(4, 8, unlike)
+
+
+def test_lengths_of_slices_that_no_action_has_are_refused():
+    plan = replace(_pipeline("1f1b", "1f1b"), token_slices=(2, 1))
+    assert _paths(plan, 2) == ["plan.token_slices"]
 
 
 def _actions(text: str) -> tuple[Action, ...]:

@@ -6,14 +6,14 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from ..cluster.types import Cluster
-from ..errors import Violation, literal, nearest_first
+from ..errors import Violation
 from ..graph.layer import LayerGraph
 from .check_order import order_violations
 from .check_played import slice_violations, version_violations
+from .check_said import estimate_violations, name_violations, workload_violations
 from .check_split import distinct, same_orders, split_violations, tensor_violations
 from .grid import even_degrees
 from .ir import BUCKET_BYTES, Plan, Workload, devices, hash_inputs, stale_inputs
-from .order import ORDERS
 
 
 def check(
@@ -40,18 +40,13 @@ def check_alone(plan: Plan, cluster: Cluster | None) -> list[Violation]:
     """The rules that a plan breaks whatever the model, on this cluster if it is known."""
     placed = list(_devices(plan, cluster))
     batch = list(_batch(plan))
-    found = [*placed, *batch, *split_violations(plan)]
+    found = [*placed, *batch, *split_violations(plan), *estimate_violations(plan, cluster)]
     if not placed and not batch:
-        found += [*_order_name(plan), *order_violations(plan), *same_orders(plan)]
+        orders = [*order_violations(plan), *same_orders(plan)]
+        found += [*([] if orders else name_violations(plan)), *orders]
     if not placed and cluster is not None:
         found += _memory(plan, cluster)
     return found
-
-
-def _order_name(plan: Plan) -> Iterator[Violation]:
-    if plan.order_name and plan.order_name not in ORDERS:
-        legal = ", ".join(map(literal, nearest_first(plan.order_name, list(ORDERS))))
-        yield _wrong("order_name", plan.order_name, "is no order", legal)
 
 
 def _differing(
@@ -63,7 +58,10 @@ def _differing(
 def _stale(
     plan: Plan, graph: LayerGraph, cluster: Cluster, workload: Workload
 ) -> Iterator[Violation]:
-    if names := _differing(plan, graph, cluster, workload):
+    said = list(workload_violations(plan, workload))
+    yield from said
+    names = _differing(plan, graph, cluster, workload)
+    if names := [name for name in names if name != "workload" or not said]:
         rule = f"was made for another {' and '.join(names)}"
         yield _wrong("inputs_hash", plan.inputs_hash, rule, "a plan made anew for these inputs")
 

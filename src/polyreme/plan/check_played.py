@@ -14,6 +14,9 @@ def slice_violations(plan: Plan, graph: LayerGraph) -> Iterator[Violation]:
     """Slices of tokens need layers that can work behind others, and whose passes are kept."""
     n = 1 + max((each.token_slice for own in plan.order for each in own), default=0)
     if n == 1:
+        if len(plan.token_slices) > 1:
+            rule = "are lengths of slices, and the order plays whole samples"
+            yield _wrong("token_slices", list(plan.token_slices), rule, "[]")
         return
     if not graph.sliced:
         rule = "needs slices of tokens, and the model's layers do not work on tokens behind others"

@@ -12,14 +12,13 @@ from collections.abc import Iterator
 import msgspec
 
 from ...errors import Violation
+from ..check_said import as_named, played_by
 from ..grid import Degrees, Grid, even_degrees, grid_of
 from ..ir import Level, Plan, accumulation_order
 from ..order import ORDERS
-from ..order.kind import Ranks, plan_order
-from ..play import Costs
+from ..order.kind import Ranks
 
 _BLOCK = re.compile(r"(^|\.)block\.\d+$")
-_SAME_FOR_ALL_COSTS = ("gpipe", "1f1b", "interleaved", "dualpipe-v")
 GRADIENT_BYTES = {"fp32": 4, "bf16": 4, "fp64": 8}  # of an element: the master's width
 
 
@@ -201,15 +200,13 @@ def _order(plan: Plan, grid: Grid) -> Iterator[Violation]:
     """
     expected: Ranks = (accumulation_order(plan.microbatches),)
     if grid.pp > 1:
-        if plan.order_name not in _SAME_FOR_ALL_COSTS:
+        order = ORDERS.get(plan.order_name)
+        if order is None or order.by_costs:
             return
-        order, costs = ORDERS[plan.order_name], Costs.equal(len(plan.stages))
         if (why := order.refused(grid.pp, plan.microbatches)) is not None:
             yield wrong("order_name", order.name, f"is not possible: {why}", "another order")
             return
-        expected = plan_order(order, grid.pp, plan.microbatches, costs)
-    ascending = sorted(grid.devices)
-    played = tuple(plan.order[ascending.index(row[0])] for row in grid.pipes)
-    if played != expected:
+        expected = as_named(plan, grid)
+    if played_by(plan, grid) != expected:
         rule = "plays other actions than its name says, and a tool is told the name alone"
         yield wrong("order", plan.order_name or None, rule, "the order as it was planned")

@@ -14,6 +14,7 @@ class Listed(Order):
     """The shortest that the list scheduler finds under a cap of passes held by a rank."""
 
     halves: ClassVar[bool] = True
+    by_costs: ClassVar[bool] = True
 
     def ways(self, n_ranks: int) -> tuple[tuple[int, ...], ...]:
         """The rank of each stage, for each direction: here straight on."""

@@ -18,7 +18,8 @@ class Order:
     `bubble` and `peak` say in words what the source promises for equal stages. `chunks` is how
     many stages a rank holds of one copy of the model, `copies` how many copies lie on the ranks.
     `slices` is into how many slices of tokens a microbatch is cut.
-    A `synchronous` order trains as one device would: one update, after all microbatches.
+    A `synchronous` order trains as one device would: one update, after all microbatches. The
+    actions of one `by_costs` are other ones for stages that take other times.
     """
 
     name: ClassVar[str]
@@ -29,6 +30,7 @@ class Order:
     chunks: ClassVar[int] = 1
     copies: ClassVar[int] = 1
     synchronous: ClassVar[bool] = True
+    by_costs: ClassVar[bool] = False
     slices: int = 1
 
     def rank(self, stage: int, n_ranks: int, copy: int = 0) -> int:

@@ -40,6 +40,7 @@ class Searched(Order):
     line: ClassVar[str] = "A solver's windows that repeat, as short as the busiest rank lets them."
     bubble: ClassVar[str] = "at most that of zb-auto"
     peak: ClassVar[str] = "p"
+    by_costs: ClassVar[bool] = True
 
     def __init__(self, cap: int | None = None) -> None:
         self.cap = cap

@@ -24,6 +24,7 @@ class _VShape(Order):
 
     source: ClassVar[str] = "Qi et al. 2024, controllable memory"
     chunks: ClassVar[int] = 2
+    by_costs: ClassVar[bool] = True
     slopes: ClassVar[tuple[int, int, int, int]]
 
     def turns(self, n_ranks: int) -> tuple[int, int, int]:
