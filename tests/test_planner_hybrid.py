@@ -12,7 +12,7 @@ from drawn import graph_of
 from planner_toy import cluster, profile, toy, workload
 from polyreme.errors import ConfigError
 from polyreme.plan.check import check
-from polyreme.plan.explain import unused
+from polyreme.plan.explain import summary, text, unused
 from polyreme.plan.options import Parallel
 from polyreme.plan.order.kind import bottleneck_s
 from polyreme.plan.order.one_f_one_b import OneFOneB
@@ -200,3 +200,42 @@ def test_no_plan_wins_by_a_sketch_that_leaves_its_sends_out(monkeypatch):
     (plan,) = search(*given, Parallel(pp=2), top=1)
     assert plan.estimate.step_s == price(*given, plan).estimate.step_s
     assert plan.search.played >= 1
+
+
+def test_fixed_tensor_parts_leave_open_whether_tokens_are_split():
+    """The search of `sp` ended where `tp` was fixed, and the worse plan was called proved."""
+    graph = graph_of("llama tied")
+    offered = {
+        parallel.sp: [
+            strategy.sp
+            for space in spaces(graph, cluster(4), workload(8), parallel)
+            for strategy in space.strategies
+        ]
+        for parallel in (Parallel(tp=2), Parallel(tp=2, sp=False), Parallel(tp=2, sp=True))
+    }
+    assert set(offered[None]) == {False, True}
+    assert set(offered[False]) == {False}
+    assert set(offered[True]) == {True}
+
+
+def test_a_search_that_ran_out_of_time_says_so_and_proves_nothing(monkeypatch):
+    monkeypatch.setattr(search_module, "DEADLINE_S", 0.0)
+    plan = _search()[0]
+    assert plan.search.out_of_time
+    assert not plan.search.proved
+    assert "time ran out" in summary([plan])
+    monkeypatch.undo()
+    whole = _search()[0]
+    assert not whole.search.out_of_time
+    assert whole.search.proved
+
+
+def test_a_priced_plan_tells_of_its_own_price_alone():
+    """The old search's record stood beside the new price, and unused devices were not said."""
+    plan = _search(n=2)[0]
+    priced = price(GRAPH, cluster(4), profile(), workload(12), plan)
+    assert priced.search is None
+    said = text([priced])
+    assert said.startswith("priced, not searched; 2 devices stay unused (2 to 3)")
+    assert "candidates" not in said
+    assert "slower" not in said

@@ -63,9 +63,11 @@ def summary_of(plan: Plan) -> str:
     """The same of the plan that holds the record of the search."""
     search = plan.search
     if search is None:
-        return "priced, not searched" + ("; costs are assumed" if plan.assumed else "")
+        assumed = ["costs are assumed"] if plan.assumed else []
+        return "; ".join(["priced, not searched", *assumed, *unused(plan)])
+    many = "candidate" if search.candidates == 1 else "candidates"
     parts = [
-        f"{search.candidates} candidates in {show_seconds(search.search_s)} ({search.solver})",
+        f"{search.candidates} {many} in {show_seconds(search.search_s)} ({search.solver})",
         certainty(search),
     ]
     if plan.assumed:
@@ -82,6 +84,8 @@ def certainty(search: Search) -> str:
     """
     if search.proved:
         return "objective proved least"
+    if search.out_of_time:
+        return "time ran out before all were compared, another may be faster"
     above = search.objective_s / search.bound_s - 1 if search.bound_s > 0 else 0.0
     if not 1e-4 < above < math.inf:
         return "objective not proved least"
@@ -89,13 +93,16 @@ def certainty(search: Search) -> str:
 
 
 def unused(plan: Plan) -> tuple[str, ...]:
-    """A line if the search left devices unused."""
-    search = plan.search
-    if search is None or not search.unused_devices:
+    """A line if devices of the cluster stay unused."""
+    found: Sequence[int] = plan.search.unused_devices if plan.search is not None else ()
+    if plan.search is None and plan.estimate is not None:
+        n_used = len(plan.estimate.memory)
+        found = range(n_used, n_used + plan.estimate.n_unused)
+    if not found:
         return ()
-    first, last = search.unused_devices[0], search.unused_devices[-1]
+    first, last = found[0], found[-1]
     named = f"{first}" if first == last else f"{first} to {last}"
-    n_unused = len(search.unused_devices)
+    n_unused = len(found)
     stay = "device stays" if n_unused == 1 else "devices stay"
     return (f"{n_unused} {stay} unused ({named})",)
 

@@ -159,7 +159,8 @@ class Estimate(msgspec.Struct, frozen=True, kw_only=True):
 
     `stages` are the costs that its order is played with (of one stage, the mean over microbatches);
     after the passes comes the update, `update_s`, and what is exchanged unhidden. `capacity` is
-    what the plan's devices have, in the order of `memory`. Files of before have none of these.
+    what the plan's devices have, in the order of `memory`; `n_unused` more stay without work. Files
+    of before have none of these.
     """
 
     step_s: float
@@ -168,6 +169,7 @@ class Estimate(msgspec.Struct, frozen=True, kw_only=True):
     exposed_comm_s: float
     memory: tuple[Mapping[str, int], ...]
     update_s: float = 0.0
+    n_unused: int = 0
     stages: Costs | None = None
     capacity: tuple[Capacity, ...] = ()
     layers: tuple[LayerCost, ...] = ()
@@ -209,7 +211,7 @@ class Point(msgspec.Struct, frozen=True, kw_only=True):
 class Search(msgspec.Struct, frozen=True, kw_only=True):
     """What the solver did; `proved` when no plan of the space can be better than the bound.
 
-    Of the `candidates`, `played` had their order played (others were judged by its closed form).
+    One that ran `out_of_time` compared only what it had by then. Of the `candidates`, `played` had their order played (others were judged by its closed form).
     `front` are those that no other candidate equals in time and memory and betters in one of them,
     the fastest first.
     """
@@ -223,6 +225,7 @@ class Search(msgspec.Struct, frozen=True, kw_only=True):
     rejected: tuple[Rejected, ...] = ()
     unused_devices: tuple[int, ...] = ()
     played: int = 0
+    out_of_time: bool = False
     front: tuple[Point, ...] = ()
 
 

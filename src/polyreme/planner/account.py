@@ -26,6 +26,7 @@ def estimate(draft: Draft, time: StepTime, cost: StepCost, fitting: Fitting) -> 
         exposed_comm_s=time.exposed_comm_s,
         memory=fitting.by_device(draft),
         update_s=time.update_s,
+        n_unused=fitting.cluster.n_devices - draft.n_devices,
         stages=_stages(draft, cost, layers),
         capacity=capacity(draft, fitting),
         layers=layers,

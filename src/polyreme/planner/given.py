@@ -54,6 +54,7 @@ def price_draft(
             comm_s=time.comm_s,
             exposed_comm_s=time.exposed_comm_s,
             memory=tuple(each for each in causes for _ in range(n)),
+            n_unused=cluster.n_devices - draft.n_devices,
         ),
         inputs_hash=hash_inputs(graph, cluster, workload),
         assumed=profile.assumed,

@@ -114,6 +114,6 @@ def _parts(graph: LayerGraph, n: int, tp: int) -> bool:
 
 def _tokens(graph: LayerGraph, tp: int, parallel: Parallel) -> tuple[bool | None, ...]:
     """Whether tokens are split: as the user says, or both where it can be."""
-    if parallel.sp is not None or parallel.tp is not None:
+    if parallel.sp is not None:
         return (parallel.sp,)
     return (None, True) if tp > 1 and refused_sp(graph, tp) is None else (None,)

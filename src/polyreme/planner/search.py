@@ -109,7 +109,10 @@ def search(
         solver=solver,
         objective_s=objective_s,
         bound_s=min(swept.bound_s, objective_s),
-        proved=swept.bound_s >= objective_s * (1 - TOLERANCE) and _is_closed(best.draft),
+        proved=swept.whole
+        and swept.bound_s >= objective_s * (1 - TOLERANCE)
+        and _is_closed(best.draft),
+        out_of_time=not (swept.whole and by_hand.whole),
         search_s=time.monotonic() - start_s,
         candidates=len(candidates),
         rejected=_rejected(candidates),
@@ -142,7 +145,7 @@ class Candidate(msgspec.Struct, frozen=True, kw_only=True):
 def price(
     graph: LayerGraph, cluster: Cluster, profile: Profile, workload: Workload, plan: Plan
 ) -> Plan:
-    """A given plan with its estimate, whether it fits or not.
+    """A given plan with its estimate, whether it fits or not, and no record of a search.
 
     Raises:
         ConfigError: the plan has parts that cannot be priced yet.
@@ -152,6 +155,7 @@ def price(
     cost = StepCost(DataCost(memory, profile, cluster))
     return msgspec.structs.replace(
         plan,
+        search=None,
         estimate=estimate(draft, cost(draft), cost, Fitting(memory, profile, cluster)),
         inputs_hash=hash_inputs(graph, cluster, workload),
         assumed=profile.assumed,

@@ -36,11 +36,13 @@ class Solve(Protocol):
 class Swept:
     """Drafts of different outlines by rising objective, with it.
 
-    No draft that fits has an objective below `bound_s`.
+    No draft that fits has an objective below `bound_s`. `whole` says that time did not run out
+    before as many were found as asked, or all.
     """
 
     found: tuple[tuple[float, Draft], ...]
     bound_s: float
+    whole: bool
 
 
 @dataclass(kw_only=True)
@@ -114,7 +116,8 @@ class Sweep:
                 item.draft = _draft(item.offered.outline, solved)
                 heapq.heappush(heap, (solved.objective_s, next(number), item))
         least = [value for value, _ in found] + [value for value, _, _ in heap]
-        return Swept(found=tuple(found), bound_s=min([floor, *least]))
+        whole = not heap or len(found) >= n_best
+        return Swept(found=tuple(found), bound_s=min([floor, *least]), whole=whole)
 
 
 def _solved(instance: Instance, offered: _Offered, solve: Solve, deadline_s: float) -> Assignment:

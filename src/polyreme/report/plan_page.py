@@ -141,7 +141,8 @@ def _facts(plan: Plan, step: Step) -> list[Fact]:
             Fact(
                 label="candidates",
                 value=f"{search.candidates:,}",
-                note=f"in {seconds(search.search_s)}, solver {search.solver}",
+                note=f"in {seconds(search.search_s)}, solver {search.solver}"
+                + ("; time ran out before all were compared" if search.out_of_time else ""),
             )
         )
     return facts

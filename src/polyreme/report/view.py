@@ -195,6 +195,8 @@ def _search_text(plan: Plan) -> str:
         if search.proved
         else f"its objective is not proved least, none is below {seconds(search.bound_s)}"
     )
+    if search.out_of_time:
+        proof = "time ran out before all were compared, another may be faster"
     text = (
         f"Found by {search.solver} among {count(search.candidates, 'candidate')} in "
         f"{seconds(search.search_s)}; {proof}."
