@@ -13,6 +13,7 @@ from polyreme.cluster.file import encode, read, write
 from polyreme.cluster.options import ClusterOptions
 from polyreme.cluster.parse import first, parse, parse_preset
 from polyreme.cluster.presets import PRESETS, preset, recognise
+from polyreme.errors import ConfigError
 
 SOURCE = Path(polyreme.__file__).parent
 # Tensor rates that datasheets print with sparsity: no peak of ours may be one of these.
@@ -290,3 +291,11 @@ def test_the_pages_cluster_file_is_read(tmp_path: Path) -> None:
     file = tmp_path / "cluster.toml"
     file.write_text(next(block for block in blocks if "[[hosts]]" in block))
     assert read(file).n_devices == 16
+
+
+def test_a_preset_without_its_prefix_is_not_taken_for_a_file(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert parse("4xH100") == parse("preset:4xH100")
+    (tmp_path / "4xH100").write_text("")
+    with pytest.raises(ConfigError):
+        parse("4xH100")

@@ -114,9 +114,15 @@ def test_own_errors_arrive_as_they_were_raised(launcher: Launcher) -> None:
         launcher.run(entries.raises_on, (0, ConfigError([violation])), n_processes=2)
     assert caught.value.violations == (violation,)
     tight = Infeasible(
-        layer="head", device="a", have_bytes=1, need_bytes={"logits": 2}, ways_out=["shard"]
+        plan="1 replica",
+        layer="head",
+        layer_bytes=2,
+        device="a",
+        have_bytes=1,
+        need_bytes={"logits": 2},
+        ways_out=["shard"],
     )
-    with pytest.raises(Infeasible, match='layer "head" is the tightest') as told:
+    with pytest.raises(Infeasible, match='its largest layer is "head"') as told:
         launcher.run(entries.raises_on, (1, tight), n_processes=2)
     assert told.value.need_bytes == {"logits": 2}
 

@@ -6,8 +6,23 @@ import json
 import sys
 
 import pytest
+import typer
 
+import refusals
 from polyreme import cli
+from polyreme.ending import end
+
+MLP = """
+[model]
+kind = "mlp"
+[data]
+kind = "digits"
+[train]
+steps = 2
+global_batch = 8
+[cluster]
+cpu_processes = 2
+"""
 
 
 def _said(
@@ -61,3 +76,46 @@ def test_an_option_without_its_value_says_so(
         "polyreme: command line --top: wants a value after it. Legal: --top VALUE (see --help).\n"
     )
     assert not printed
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("--fix", "pp=2", "--fix", "pp=4"), '"pp" is fixed more than once'),
+        (("--fix", "pp=2", "--set", "parallel.pp=4"), '"pp" is fixed more than once'),
+        (("--fix", "microbatch=3"), "--set parallel.NAME=VALUE"),
+    ],
+)
+def test_a_fix_that_another_would_undo_is_refused(tmp_path, arguments, said):
+    """The last one won, and nothing was said."""
+    (tmp_path / "spec.toml").write_text(MLP)
+    found = refusals.command(("plan", str(tmp_path / "spec.toml"), "--assume", *arguments))
+    assert found.code == 2
+    assert said in found.err
+
+
+def test_an_interrupted_command_prints_one_json_object(capsys):
+    def command() -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(typer.Exit) as ended:
+        end(command, True)
+    assert ended.value.exit_code == 130
+    assert json.loads(capsys.readouterr().out)["errors"][0]["rule"] == "interrupted"
+
+
+@pytest.mark.slice("check")
+@pytest.mark.parametrize("command", ["train", "verify", "check"])
+def test_a_model_that_trains_nothing_is_refused(tmp_path, command):
+    """`verify` ended in a traceback, and `train` did not say it."""
+    (tmp_path / "frozen.py").write_text(
+        "from torch import nn\n"
+        "def make():\n"
+        "    return nn.Sequential(nn.Flatten(), nn.Linear(3072, 10)).requires_grad_(False)\n"
+    )
+    factory = f"{tmp_path}/frozen.py:make"
+    spec = MLP.replace('kind = "mlp"', f'kind = "python"\nfactory = "{factory}"')
+    (tmp_path / "spec.toml").write_text(spec)
+    found = refusals.command((command, str(tmp_path / "spec.toml"), "--devices", "1"))
+    assert found.code == 2, found.err
+    assert "trains nothing (of 2 parameters)" in found.err

@@ -157,7 +157,7 @@ def plan(
         tool = api.known_tool(export)
         plans = api.plan(
             spec,
-            overrides=[*(overrides or ()), *api.fixed(fix or ())],
+            overrides=[*(overrides or ()), *api.fixed(fix or (), overrides or ())],
             profile=profile,
             assume=assume,
             cluster=cluster,

@@ -36,6 +36,9 @@ def end(command: Callable[[], Any], json: bool, code: Callable[[Any], int] | Non
         raise typer.Exit(error.exit_code) from None
     except KeyboardInterrupt:
         typer.echo("polyreme: interrupted", err=True)
+        if json:
+            stopped = Violation(path="", value=None, rule="interrupted", legal="")
+            typer.echo(msgspec.json.encode({"errors": [stopped]}).decode())
         raise typer.Exit(130) from None
     if json and result is not None:  # one process of a launcher's prints for all
         typer.echo(msgspec.json.encode(result).decode())

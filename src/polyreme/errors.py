@@ -120,36 +120,50 @@ class ConfigError(PolyremeError):
 
 
 class Infeasible(PolyremeError):
-    """No plan fits; names the tightest layer, what the device has and what is needed by cause."""
+    """No plan fits; names the one that misses least, and what it needs of its fullest device.
+
+    `need_bytes` are by cause; `layer` is the largest, and takes `layer_bytes` of them.
+    """
 
     exit_code = 3
 
     def __init__(
         self,
         *,
+        plan: str,
         layer: str,
+        layer_bytes: int,
         device: str,
         have_bytes: int,
         need_bytes: Mapping[str, int],
         ways_out: Sequence[str],
     ) -> None:
+        from .units import show_bytes  # which raises errors itself
+
+        self.plan = plan
         self.layer = layer
+        self.layer_bytes = layer_bytes
         self.device = device
         self.have_bytes = have_bytes
         self.need_bytes = dict(need_bytes)
         self.ways_out = tuple(ways_out)
         need = sum(self.need_bytes.values())
-        causes = ", ".join(f"{cause} {amount:,}" for cause, amount in self.need_bytes.items())
-        out = "; ".join(self.ways_out)
+        causes = ", ".join(
+            f"{cause} {show_bytes(amount)}" for cause, amount in self.need_bytes.items() if amount
+        )
         super().__init__(
-            f'no plan fits: layer "{layer}" is the tightest; {device} has {have_bytes:,} bytes '
-            f"and {need:,} are needed ({causes}). Ways out: {out}."
+            f"no plan fits. The nearest, {plan}, needs {show_bytes(need)} on {device}, which has "
+            f"{show_bytes(have_bytes)}: {show_bytes(need - have_bytes)} are missing. It needs "
+            f'{causes}; its largest layer is "{layer}" with {show_bytes(layer_bytes)}. '
+            f"Ways out: {'; '.join(self.ways_out)}."
         )
 
     def as_json(self) -> dict[str, Any]:
         """The message, and what it is made of."""
         parts = {
+            "plan": self.plan,
             "layer": self.layer,
+            "layer_bytes": self.layer_bytes,
             "device": self.device,
             "have_bytes": self.have_bytes,
             "need_bytes": self.need_bytes,

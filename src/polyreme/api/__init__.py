@@ -370,17 +370,24 @@ def run_json(run: Path | str) -> dict[str, Any]:
     return summary_json(read_run(Path(run)))
 
 
-def fixed(axes: Sequence[str]) -> list[str]:
-    """``--fix AXIS=N`` as overrides of the spec. Raises ConfigError for another axis."""
+def fixed(axes: Sequence[str], overrides: Sequence[str] = ()) -> list[str]:
+    """``--fix AXIS=N`` as overrides of the spec, beside those of ``--set``.
+
+    Raises:
+        ConfigError: it is no axis, or fixed more than once.
+    """
+    names = [axis.partition("=")[0] for axis in axes]
+    legal = f"{', '.join(f'{name}=1' for name in _AXES)}; other parts by --set parallel.NAME=VALUE"
     violations = [
-        Violation(
-            path="--fix",
-            value=axis,
-            rule="is not AXIS=N",
-            legal=", ".join(f"{name}=1" for name in _AXES),
-        )
-        for axis in axes
-        if axis.partition("=")[0] not in _AXES or not axis.partition("=")[2].isdigit()
+        Violation(path="--fix", value=axis, rule="is not AXIS=N", legal=legal)
+        for axis, name in zip(axes, names, strict=True)
+        if name not in _AXES or not axis.partition("=")[2].isdigit()
+    ]
+    violations += [
+        Violation(path="--fix", value=name, rule="is fixed more than once", legal=f"{name}=N once")
+        for name in dict.fromkeys(names)
+        if names.count(name) > 1
+        or any(each.partition("=")[0].strip() == f"parallel.{name}" for each in overrides)
     ]
     if violations:
         raise ConfigError(violations)

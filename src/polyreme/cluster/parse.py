@@ -19,10 +19,12 @@ _PREFIX = "preset:"
 def parse(text: str, path: str = "cluster") -> Cluster:
     """The cluster that a command line names: ``preset:SHAPE`` (see `parse_preset`) or a file.
 
+    What is no file and has the form of a shape is taken for one without its prefix.
+
     Raises:
         ConfigError: every violation, at `path` or at the file's own fields.
     """
-    if text.startswith(_PREFIX):
+    if text.startswith(_PREFIX) or (_SHAPE.fullmatch(text) and not Path(text).exists()):
         return parse_preset(text, path)
     from .file import read
 

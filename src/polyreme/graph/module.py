@@ -66,6 +66,11 @@ def from_factory(options: Python, sample: SampleSpec) -> LayerGraph:
     if not isinstance(made, nn.Module):
         rule = f"returned a {type(made).__name__}"
         raise _refused("model.factory", options.factory, rule, "an nn.Module or a LayerGraph")
+    if not any(param.requires_grad for param in made.parameters()):
+        n = sum(1 for _ in made.parameters())
+        rule = f"returned a module that trains nothing (of {n} parameters)"
+        legal = "one with a parameter whose requires_grad is true"
+        raise _refused("model.factory", options.factory, rule, legal)
     names = _Names(options.before, options.blocks, options.after)
     return _chain(make, sample, names)
 

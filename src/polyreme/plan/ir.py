@@ -211,7 +211,8 @@ class Point(msgspec.Struct, frozen=True, kw_only=True):
 class Search(msgspec.Struct, frozen=True, kw_only=True):
     """What the solver did; `proved` when no plan of the space can be better than the bound.
 
-    One that ran `out_of_time` compared only what it had by then. Of the `candidates`, `played` had their order played (others were judged by its closed form).
+    One that ran `out_of_time` compared only what it had by then. Of the `candidates`, `played` had
+    their order played (others were judged by its closed form).
     `front` are those that no other candidate equals in time and memory and betters in one of them,
     the fastest first.
     """

@@ -118,7 +118,9 @@ class Parallel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
                 rule = f"is for {given} stage{'s' * (given > 1)}, and there are {n_stages}"
                 if self.pipeline.chunks > 1:
                     rule += f' ({self.pipeline.chunks} a rank in order "{self.pipeline.name}")'
-                legal = f"{literal([1] * n_stages)} (or any {n_stages} integers >= 1 that add up"
+                each, left = divmod(max(sum(self.stages), n_stages), n_stages)
+                sizes = [each + (stage < left) for stage in range(n_stages)]
+                legal = f"{literal(sizes)} (or any {n_stages} integers >= 1 that add up"
                 legal += " to the model's layers)"
                 yield _refused("stages", self.stages, rule, legal)
 

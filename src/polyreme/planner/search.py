@@ -288,7 +288,9 @@ def _infeasible(best: Candidate, problem: Problem, prices: Prices) -> Infeasible
     )
     kind = fitting.cluster.type_of(room.device).name
     return Infeasible(
+        plan=describe_draft(draft),
         layer=tightest,
+        layer_bytes=fitting.memory.layer_bytes(tightest, draft, fitting.profile),
         device=f"device {room.device} ({kind})",
         have_bytes=room.have_bytes,
         need_bytes=room.need_bytes,
