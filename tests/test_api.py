@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import polyreme as pr
+from polyreme.api import steps
 from polyreme.cluster import accelerator
 from polyreme.cluster.accelerator import HostAccelerator
 from polyreme.errors import ConfigError, Infeasible
@@ -52,6 +53,15 @@ def test_memory_of_a_registered_accelerator_limits_the_plan(toy, tmp_path):
     with pytest.raises(Infeasible) as raised:
         pr.plan(large, profile=profile, devices=2)
     assert raised.value.have_bytes == toy.memory_limit_bytes
+
+
+def test_what_no_measurement_could_allow_is_refused_before_one(monkeypatch):
+    def measured(*_, **__):
+        raise AssertionError("was measured")
+
+    monkeypatch.setattr(steps, "measured_profile", measured)
+    with pytest.raises(ConfigError, match="cannot be split"):
+        pr.plan({**SPEC, "parallel": {"pp": 2, "tp": 2}}, devices=4)
 
 
 def test_rooms_are_functions_too(tmp_path):

@@ -161,6 +161,7 @@ def plan(
         measured_profile,
         number_is_asked,
         priced,
+        something_offered,
     )
 
     known.find(solver, "--solver")
@@ -172,6 +173,8 @@ def plan(
         cluster=cluster,
         devices=devices,
     )
+    if given is None:
+        something_offered(problem, problem.spec.parallel)
     if profile is not None:
         costs = given_profile(problem, profile)
     else:

@@ -81,8 +81,12 @@ def violations(
     if given is not None:
         found.add(_of_plan(given, problem, cluster))
     elif problem is not None and not found.violations and workers is None:
+        from .problem import with_workers
+        from .steps import something_offered
+
         assert spec is not None
-        found.of(lambda: _offered(spec, problem))
+        parallel = with_workers(spec, problem.cluster.n_devices).parallel
+        found.of(lambda: something_offered(problem, parallel))
     return tuple(found.violations)
 
 
@@ -183,18 +187,6 @@ def _ordered(problem: Problem, plan: Plan | None, workers: int | None) -> None:
     if spec.data.partition is not None:
         n_workers = degrees.replica if degrees is not None else workers or 1
     arranged(spec, source, n_workers=n_workers)
-
-
-def _offered(spec: specs.Spec, problem: Problem) -> None:
-    """There must be a plan to choose."""
-    from ..planner.hybrid import spaces
-    from ..planner.refusals import unsliced
-    from .problem import with_workers
-
-    parallel = with_workers(spec, problem.cluster.n_devices).parallel
-    if refused := [*unsliced(problem.graph, parallel)]:
-        raise ConfigError(refused)
-    next(spaces(problem.graph, problem.cluster, problem.workload, parallel))
 
 
 def _of_plan(plan: Plan, problem: Problem | None, cluster: Cluster | None) -> list[Violation]:

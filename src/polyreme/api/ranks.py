@@ -192,6 +192,7 @@ def _plans(
         return profile, given + request.plans[1:]
     profile = _on_first(world, lambda: steps.kept_profile(problem))
     if profile is None:
+        _on_first(world, lambda: steps.something_offered(problem, problem.spec.parallel))
         if world.is_first:
             _say(request, f"measuring layers and links on {hardware(problem.cluster)}")
         with world.record.doing("measuring"):

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from ..cluster.accelerator import Accelerator
     from ..cluster.types import Cluster
     from ..data.order import Ordering
+    from ..plan.options import Parallel
     from ..data.source import Source
 
 
@@ -59,6 +60,16 @@ def measured_profile(problem: Problem, *, fresh: bool = False) -> Profile:
     found: Profile = results[0]
     keep_profile(found)
     return found
+
+
+def something_offered(problem: Problem, parallel: Parallel) -> None:
+    """Raise ConfigError where fixes leave no plan to choose, whatever it costs."""
+    from ..planner.hybrid import spaces
+    from ..planner.refusals import unsliced
+
+    if refused := [*unsliced(problem.graph, parallel)]:
+        raise ConfigError(refused)
+    next(spaces(problem.graph, problem.cluster, problem.workload, parallel))
 
 
 def best_plans(

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 
 from .ir import LayerPlan, Plan, axes, degree, devices
 
+_MOST_NAMED = 8  # stages
 _PLURAL = {"replica": "replicas", "shard": "shards"}
 
 
@@ -20,19 +22,27 @@ def describe(plan: Plan) -> str:
         how = "; ".join(f"{count} layers: {text}" for text, count in counts.most_common())
     passes = _count(plan.microbatches, "microbatch", "es")
     n_ranks = len({each for stage in plan.stages for each in stage.placements})
-    stages = describe_stages(len(plan.stages), n_ranks, plan.order_name, len(plan.token_slices))
+    sizes = [len(stage.layers) for stage in plan.stages]
+    stages = describe_stages(sizes, n_ranks, plan.order_name, len(plan.token_slices))
     return f"{stages + ', ' if several else ''}{how}, {passes}"
 
 
-def describe_stages(n_stages: int, n_ranks: int, order: str, n_slices: int = 0) -> str:
+def describe_stages(sizes: Sequence[int], n_ranks: int, order: str, n_slices: int = 0) -> str:
     """Stages, the ranks if they are fewer, the order's name, and slices of tokens if it has any.
 
-    >>> describe_stages(4, 2, "zb-v")
+    `sizes` are the layers of each stage; they are named where a few are unequal by more than one.
+
+    >>> describe_stages((3, 3, 3, 2), 2, "zb-v")
     '4 stages on 2 ranks (zb-v)'
-    >>> describe_stages(2, 2, "terapipe", 1)
+    >>> describe_stages((1, 5), 2, "1f1b")
+    '2 stages of 1 + 5 layers (1f1b)'
+    >>> describe_stages((3, 3), 2, "terapipe", 1)
     '2 stages (terapipe), 1 slice of tokens'
     """
+    n_stages = len(sizes)
     ranks = f" on {n_ranks} ranks" if n_ranks != n_stages else ""
+    if n_stages <= _MOST_NAMED and max(sizes) - min(sizes) > 1:
+        ranks += f" of {' + '.join(map(str, sizes))} layers"
     name = f" ({order})" if order else ""
     slices = f", {_count(n_slices, 'slice')} of tokens" if n_slices else ""
     return f"{n_stages} stages{ranks}{name}{slices}"

@@ -167,7 +167,8 @@ def describe_draft(draft: Draft) -> str:
     stages = ""
     if draft.stages:
         n_slices = len(draft.token_slices)
-        stages = f"{describe_stages(len(draft.stages), draft.pp, draft.order, n_slices)}, "
+        sizes = [len(names) for names in draft.stages]
+        stages = f"{describe_stages(sizes, draft.pp, draft.order, n_slices)}, "
     return f"{stages}{how}, {draft.microbatches} x {draft.microbatch} samples"
 
 
