@@ -13,9 +13,8 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 import numpy as np
+from posed import posed
 
-from polyreme import spec as specs
-from polyreme.api import problem as problems
 from polyreme.api import steps
 from polyreme.plan.describe import describe
 from polyreme.planner.search import search
@@ -29,6 +28,8 @@ SEARCHES = (
     ("llama-7b", 32, 512),
     ("llama-13b", 64, 1024),
     ("llama3-405b", 4096, 4096),
+    ("t5-large", 16, 256),
+    ("swin-huge", 16, 256),
 )
 SIZES = ((16, 4, 2), (16, 8, 4), (32, 8, 4), (80, 12, 4), (80, 12, 8))  # layers, strategies, stages
 ROOMS = (1.7, 2.2, 5.0)  # bytes of a stage for each of its layers, which hold 1 to 4 and more
@@ -40,22 +41,9 @@ def searches() -> Iterator[str]:
     """One line for each: the plan, its predicted step, seconds of the search."""
     yield "model devices batch search_s proved step_s plan"
     for preset, n_devices, batch in SEARCHES:
-        spec = specs.parse(
-            {
-                "model": {"preset": preset},
-                "data": {"kind": "tokens", "path": "tokens.bin", "vocab": 32000},
-                "train": {
-                    "steps": 1,
-                    "global_batch": batch,
-                    "seq_len": 2048,
-                    "precision": "bf16",
-                },
-            },
-            trusted=("data",),
-        )
-        problem = problems.pose(spec, cluster=f"preset:{n_devices}xH100")
+        problem = posed(preset, f"preset:{n_devices}xH100", batch)
         profile = steps.assumed_profile(problem)
-        given = problem.graph, problem.cluster, profile, problem.workload, spec.parallel
+        given = problem.graph, problem.cluster, profile, problem.workload, problem.spec.parallel
         plan = search(*given, top=1)[0]
         assert plan.search is not None
         assert plan.estimate is not None

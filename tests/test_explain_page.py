@@ -5,50 +5,31 @@ from __future__ import annotations
 import itertools
 import json
 import re
-from pathlib import Path
-from typing import Any
 
 import msgspec
 import numpy as np
 import pytest
 
 import polyreme as pr
-import refusals
-from page_text import Page
+from explained import GRAPH, explained, found
 from planner_toy import cluster, profile, toy, workload
 from polyreme.cluster.types import DeviceType, Host
-from polyreme.errors import ConfigError
 from polyreme.plan import store
-from polyreme.plan.explain import text
 from polyreme.plan.ir import Costs, Plan, Point
 from polyreme.plan.options import Parallel
 from polyreme.plan.step import play_plan
 from polyreme.planner.account import front
-from polyreme.planner.search import price, search
+from polyreme.planner.search import search
 from polyreme.report.plan_memory import memory_bars
 from polyreme.report.timeline import timeline
 from polyreme.units import show_bytes, show_seconds
 
-GRAPH = toy(4, tied=False)
 replace = msgspec.structs.replace
-
-
-def _search(parallel: Parallel, *, n: int = 4, batch: int = 12, memory: int = 2**30, **figures):
-    figures = {"saved_bytes": 2000, "collective_ms": 0.2, **figures}
-    where = cluster(n, memory_bytes=memory)
-    return search(GRAPH, where, profile(**figures), workload(batch), parallel, top=5)
 
 
 @pytest.fixture(scope="module")
 def pipeline() -> tuple[Plan, ...]:
-    return _search(Parallel(pp=2, shard=2))
-
-
-def _explained(plans: tuple[Plan, ...], folder: Path) -> tuple[dict[str, Any], Page]:
-    """The file as it stands, and the page."""
-    store.save(plans[0], folder / "plan.json", plans)
-    pr.explain(folder / "plan.json", out=folder / "plan.html")
-    return json.loads((folder / "plan.json").read_text()), Page(folder / "plan.html")
+    return found(Parallel(pp=2, shard=2))
 
 
 def _numbers(text: str) -> list[int]:
@@ -65,7 +46,7 @@ def _numbers(text: str) -> list[int]:
     [Parallel(pp=2, shard=2), Parallel(pp=1, recompute="all"), Parallel(pp=3, order="zb-h1")],
 )
 def test_the_figures_of_the_page_are_those_of_the_file(parallel, tmp_path):
-    file, page = _explained(_search(parallel), tmp_path)
+    file, page = explained(found(parallel), tmp_path)
     estimate, record = file["estimate"], file["search"]
     assert page.facts["predicted step time"][0] == show_seconds(estimate["step_s"])
     tokens_s = file["global_batch"] * file["seq_len"] / estimate["step_s"]
@@ -118,7 +99,7 @@ def test_the_figures_of_the_page_are_those_of_the_file(parallel, tmp_path):
 
 
 def test_every_device_stands_in_one_bar_with_its_bytes(pipeline, tmp_path):
-    file, page = _explained(pipeline, tmp_path)
+    file, page = explained(pipeline, tmp_path)
     memory = file["estimate"]["memory"]
     bars = memory_bars(play_plan(pipeline[0]))
     assert page.values == [v for bar in bars.shown for v in (bar.need_bytes, bar.have_bytes)]
@@ -139,7 +120,7 @@ def test_every_device_stands_in_one_bar_with_its_bytes(pipeline, tmp_path):
 
 def test_bars_are_named_by_what_tells_their_devices_apart():
     """Rows of uneven shards: the last one of each stage holds less optimizer state."""
-    plan = _search(Parallel(pp=2, shard=3, replica=2, level="optimizer"), n=12)[0]
+    plan = found(Parallel(pp=2, shard=3, replica=2, level="optimizer"), n=12)[0]
     labels = {bar.label: bar.devices for bar in memory_bars(play_plan(plan)).shown}
     assert labels == {
         "stage 0, shard 0": "devices 0, 3",
@@ -161,17 +142,17 @@ def test_unlike_devices_have_their_own_capacity(tmp_path):
         hosts=(first, Host(name=second.name, device_type="small", n_devices=2)),
     )
     plans = search(GRAPH, where, profile(), workload(12), Parallel(replica=4), top=1)
-    _, page = _explained(plans, tmp_path)
+    _, page = explained(plans, tmp_path)
     assert page.values[1::2] == [2**30, 2**20]
     assert "round, small" in page.facts["devices used"][1]
 
 
 def test_what_stays_unused_and_what_is_assumed_is_said(pipeline, tmp_path):
-    plans = _search(Parallel(pp=1), collective_ms=1000)
-    _, page = _explained((replace(plans[0], assumed=True), *plans[1:]), tmp_path)
+    plans = found(Parallel(pp=1), collective_ms=1000)
+    _, page = explained((replace(plans[0], assumed=True), *plans[1:]), tmp_path)
     assert "3 devices stay unused (1 to 3)" in page.text
     assert "Costs are assumed." in page.text
-    _, measured = _explained(pipeline, tmp_path)
+    _, measured = explained(pipeline, tmp_path)
     assert "unused" not in measured.text
     assert "assumed" not in measured.text
 
@@ -181,7 +162,7 @@ def test_the_page_is_one_file_and_names_of_layers_stay_text(pipeline, tmp_path):
     evil = "</script><script>alert(1)</script><img src=http://x>"
     layers = tuple(replace(each, layers=(evil, *each.layers[1:])) for each in plan.estimate.layers)
     plan = replace(plan, estimate=replace(plan.estimate, layers=layers))
-    _explained((plan,), tmp_path)
+    explained((plan,), tmp_path)
     written = (tmp_path / "plan.html").read_text()
     assert "<script>alert" not in written
     assert "<img" not in written
@@ -229,7 +210,7 @@ def test_each_rank_is_drawn_as_busy_as_it_is():
 
 def test_of_a_long_order_the_first_a_middle_and_the_last_part_are_drawn(tmp_path):
     plan = _equal_stages(4, 200)
-    _, page = _explained((plan,), tmp_path)
+    _, page = explained((plan,), tmp_path)
     assert "Drawn are the first, a middle and the last part" in page.text
     parts = timeline(play_plan(plan), 1220).parts
     assert [parts[0].start_s, parts[-1].end_s] == [0.0, 3.0 * 203]
@@ -266,7 +247,7 @@ def test_many_ranks_are_drawn_as_outlines():
 )
 def test_passes_update_and_exchanges_make_up_the_step(parallel):
     """The order that is played again is the one whose time was predicted."""
-    plan = _search(parallel)[0]
+    plan = found(parallel)[0]
     step, estimate = play_plan(plan), plan.estimate
     beside_s = estimate.step_s - step.played.makespan_s - estimate.update_s
     assert beside_s >= -1e-12
@@ -276,7 +257,7 @@ def test_passes_update_and_exchanges_make_up_the_step(parallel):
 
 @pytest.mark.parametrize("recompute", ["none", "all"])
 def test_layers_add_up_to_the_step(recompute):
-    plan = _search(Parallel(pp=1, recompute=recompute, shard=2, replica=2), batch=13)[0]
+    plan = found(Parallel(pp=1, recompute=recompute, shard=2, replica=2), batch=13)[0]
     layers, estimate = plan.estimate.layers, plan.estimate
     passes_s = sum(
         len(each.layers) * (each.forward_s + each.backward_s + each.recompute_s) for each in layers
@@ -293,7 +274,7 @@ def test_layers_add_up_to_the_step(recompute):
 
 @pytest.mark.parametrize(("order", "n_ranks"), [("1f1b", 4), ("zb-h1", 3), ("zb-v", 2)])
 def test_a_trace_holds_every_pass_once_and_ends_with_the_step(order, n_ranks, tmp_path):
-    plan = _search(Parallel(pp=n_ranks, order=order, shard=1, replica=1), collective_ms=0.7)[0]
+    plan = found(Parallel(pp=n_ranks, order=order, shard=1, replica=1), collective_ms=0.7)[0]
     store.save(plan, tmp_path / "plan.json")
     pr.explain(tmp_path / "plan.json", trace=tmp_path / "trace.json")
     trace = json.loads((tmp_path / "trace.json").read_text())
@@ -339,14 +320,14 @@ def test_the_front_is_what_nothing_betters():
 
 def test_the_front_names_what_does_not_fit_and_counts_what_was_played(tmp_path):
     fixed = Parallel(pp=1, replica=4, shard=1, microbatch=3)
-    whole = _search(fixed, saved_bytes=10_000)[0].estimate
+    whole = found(fixed, saved_bytes=10_000)[0].estimate
     tight = sum(whole.peak_bytes.values()) - 1
-    plans = _search(fixed, saved_bytes=10_000, memory=tight)
+    plans = found(fixed, saved_bytes=10_000, memory=tight)
     record = plans[0].search
     assert not all(point.fits for point in record.front)
     assert any(point.fits for point in record.front)
     assert record.played == record.candidates
-    _, page = _explained(plans, tmp_path)
+    _, page = explained(plans, tmp_path)
     assert f"Of {record.candidates} candidates whose step was played" in page.text
     verdicts = [row[-1] for row in page.tables["the front"][1:]]
     assert verdicts.count("chosen") == 1
@@ -358,137 +339,6 @@ def test_a_plan_off_the_front_is_marked_all_the_same(pipeline, tmp_path):
     plan = pipeline[0]
     points = tuple(replace(p, step_s=p.step_s * 0.9) for p in plan.search.front)
     plan = replace(plan, search=replace(plan.search, front=points))
-    _, page = _explained((plan,), tmp_path)
+    _, page = explained((plan,), tmp_path)
     rows = page.tables["the front"][1:]
     assert [row[1] for row in rows if row[-1] == "chosen"] == ["(chosen)"]
-
-
-# Files
-
-
-def test_the_terminal_says_what_the_search_said(pipeline, tmp_path):
-    store.save(pipeline[0], tmp_path / "plan.json", pipeline)
-    said = refusals.command(("explain", str(tmp_path / "plan.json")))
-    assert said.code == 0, said.err
-    assert said.out == text(pipeline, most_lost=12) + "\n"
-    assert " of 1 GiB: " in said.out
-
-
-def test_what_plan_prints_as_json_can_be_explained(pipeline, tmp_path):
-    from polyreme.api import plan_json
-
-    (tmp_path / "plan.json").write_text(json.dumps(plan_json(pipeline)))
-    assert pr.explain(tmp_path / "plan.json").text == text(pipeline, most_lost=12)
-
-
-def test_a_priced_plan_has_a_page_without_rivals(pipeline, tmp_path):
-    given = GRAPH, cluster(4), profile(saved_bytes=2000, collective_ms=0.2), workload(12)
-    priced = price(*given, replace(pipeline[0], estimate=None, search=None))
-    _, page = _explained((priced,), tmp_path)
-    assert "priced, not searched" in page.text
-    assert set(page.tables) == {"cost by layer"}
-
-
-def test_files_that_are_there_are_replaced_and_named(pipeline, tmp_path):
-    plan, page, trace = (tmp_path / f"plan.{end}" for end in ("json", "html", "trace"))
-    store.save(pipeline[0], plan, pipeline)
-    page.write_text("old")
-    trace.write_text("old")
-    said = refusals.command(("explain", str(plan), "--out", str(page), "--trace", str(trace)))
-    assert said.code == 0, said.err
-    assert said.out.splitlines()[-2:] == [f"wrote {page}", f"wrote {trace}"]
-    assert page.read_text().lstrip().startswith("<!doctype html>")
-    assert json.loads(trace.read_text())["traceEvents"]
-    assert sorted(tmp_path.iterdir()) == sorted((plan, page, trace))
-
-
-def _older(file: dict[str, Any]) -> None:
-    """As it was written before plans held what a page needs."""
-    for estimate in (file["estimate"], *(row["estimate"] for row in file["top"])):
-        for name in ("update_s", "stages", "capacity", "layers"):
-            del estimate[name]
-    for name in ("played", "front"):
-        del file["search"][name]
-
-
-def test_an_older_file_is_read_and_has_no_page(pipeline, tmp_path):
-    file, _ = _explained(pipeline, tmp_path)
-    _older(file)
-    (tmp_path / "old.json").write_text(json.dumps(file))
-    assert store.load(tmp_path / "old.json").estimate.step_s == pipeline[0].estimate.step_s
-    assert pr.explain(tmp_path / "old.json").text == text(pipeline, most_lost=12).replace(
-        " of 1 GiB: ", ": "
-    )
-    with pytest.raises(ConfigError, match="an older version wrote it"):
-        pr.explain(tmp_path / "old.json", out=tmp_path / "old.html")
-    assert not (tmp_path / "old.html").exists()
-
-
-def _without(*path: str | int, value: Any = None):
-    def change(file: dict[str, Any]) -> None:
-        *above, last = path
-        for step in above:
-            file = file[step]
-        if value is None:
-            del file[last]
-        else:
-            file[last] = value
-
-    return change
-
-
-@pytest.mark.parametrize(
-    ("change", "path"),
-    [
-        (_without("estimate"), "plan.estimate"),
-        (_older, "plan.estimate"),
-        (_without("estimate", "stages", "forward", 0), "plan.estimate.stages.forward"),
-        (_without("estimate", "memory", 0), "plan.estimate.memory"),
-        (_without("estimate", "memory", value=[]), "plan.estimate.memory"),
-        (_without("estimate", "capacity", 0, "n_devices", value=9), "plan.estimate.capacity"),
-        (_without("estimate", "stages", "forward", 0, value="x"), "plan.estimate.stages.forward"),
-        (_without("estimate", "step_s", value=-1.0), "plan.estimate.step_s"),
-        (_without("order", 0), "plan.order"),
-        (_without("order", 0, 0, "stage", value=7), "plan.order"),
-        (_without("order", 2, 0), "plan.order"),
-        (_without("stages", value=[]), "plan.stages"),
-        (_without("stages", 0, "placements", value=[]), "plan.stages"),
-        (_without("layer_plans", "embed"), "plan.layer_plans"),
-    ],
-)
-def test_broken_plans_are_refused_in_one_line(pipeline, tmp_path, change, path):
-    file, _ = _explained(pipeline, tmp_path)
-    change(file)
-    broken, out = tmp_path / "broken.json", tmp_path / "out.html"
-    broken.write_text(json.dumps(file))
-    said = refusals.command(("explain", str(broken), "--out", str(out), "--json"))
-    assert refusals.complaints(said, ()) == []
-    errors = json.loads(said.out)["errors"]
-    assert len(errors) == 1
-    assert re.sub(r"\[.*", "", errors[0]["path"]) == path
-    assert not out.exists()
-
-
-@pytest.mark.parametrize("content", [b"", b"[]", b"{]", b"\xff\xfe", None])
-def test_what_is_no_plan_is_refused(content, tmp_path):
-    if content is not None:
-        (tmp_path / "plan.json").write_bytes(content)
-    said = refusals.command(("explain", str(tmp_path / "plan.json"), "--json"))
-    assert refusals.complaints(said, ["plan"]) == []
-
-
-def test_a_plan_cut_off_anywhere_is_refused(pipeline, tmp_path):
-    store.save(pipeline[0], tmp_path / "plan.json", pipeline)
-    data = (tmp_path / "plan.json").read_bytes().rstrip()
-    for end in np.linspace(1, len(data) - 1, 8).astype(int):
-        (tmp_path / "plan.json").write_bytes(data[:end])
-        said = refusals.command(("explain", str(tmp_path / "plan.json"), "--json"))
-        assert refusals.complaints(said, ["plan"]) == []
-
-
-@pytest.mark.parametrize("option", ["--out", "--trace"])
-def test_a_folder_is_no_page(option, pipeline, tmp_path):
-    store.save(pipeline[0], tmp_path / "plan.json", pipeline)
-    plan = str(tmp_path / "plan.json")
-    said = refusals.command(("explain", plan, option, str(tmp_path), "--json"))
-    assert refusals.complaints(said, [option]) == []

@@ -28,8 +28,8 @@ def known_tool(name: str | None) -> str | None:
     return name
 
 
-def explained(plan: Path) -> tuple[Plan, ...]:
-    """The plan of a file, as `plan` gives plans.
+def _sound(plan: Path) -> Plan:
+    """The plan of a file.
 
     Raises:
         ConfigError: the file is no plan, or what it says does not hold together.
@@ -42,10 +42,10 @@ def explained(plan: Path) -> tuple[Plan, ...]:
     without = [name for name in named if name not in found.layer_plans]
     if violations := [*map(_unplanned, without), *check_alone(found, None)]:
         raise ConfigError(violations)
-    return (found,)
+    return found
 
 
-def export(plan: Plan | Path, tool: str, *, out: Path | None = None) -> Exported:
+def export(plan: Plan | str | Path, tool: str, *, out: str | Path | None = None) -> Exported:
     """The plan, or that of a file, in the words of a tool; written to `out` if it is given.
 
     Raises:
@@ -59,7 +59,7 @@ def export(plan: Plan | Path, tool: str, *, out: Path | None = None) -> Exported
     assert name is not None, "a tool was named"
     if out is not None:
         writable(Path(out))
-    found = exported(explained(plan)[0] if isinstance(plan, Path) else plan, TOOLS[name])
+    found = exported(_sound(Path(plan)) if isinstance(plan, str | Path) else plan, TOOLS[name])
     if out is not None:
         Path(out).write_text(found.text)
     return found

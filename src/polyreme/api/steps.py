@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from ..cluster.accelerator import Accelerator
     from ..cluster.types import Cluster
     from ..data.order import Ordering
-    from ..plan.options import Parallel
     from ..data.source import Source
+    from ..plan.options import Parallel
 
 
 def assumed_profile(problem: Problem) -> Profile:

@@ -6,13 +6,11 @@ is in the numbers; what each found is averaged, and every process returns the sa
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
-from ..cluster.detect import hardware
 from ..profile.record import Profile
 from ..profile.saved import saved_bytes
-from ..profile.store import inputs_hash, versions
+from ..profile.store import made_now
 from .agree import largest, no_garbage
 from .device import matmul_flops, optimizer_s_per_byte
 from .layers import measure_layers
@@ -67,10 +65,6 @@ def measure(
         overlap=overlap,
         sharded_overlap=0.0 if world.accelerator.on_host else None,  # FSDP2 waits for each there
         context_bytes=int(largest(world, held_bytes)),
-        precision=precision,
         assumed=False,
-        date=datetime.now(UTC).isoformat(timespec="seconds"),
-        hardware=hardware(cluster),
-        versions=versions(),
-        inputs_hash=inputs_hash(graph, cluster, precision),
+        **made_now(graph, cluster, precision),
     )

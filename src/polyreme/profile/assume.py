@@ -8,16 +8,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from datetime import UTC, datetime
 
-from ..cluster.detect import CPU, hardware
+from ..cluster.detect import CPU
 from ..cluster.types import Cluster, DeviceType
 from ..errors import ConfigError, Violation
 from ..graph.layer import Layer, LayerGraph
 from .fit import ring_s
 from .record import Collective, CollectiveTimes, LayerTimes, Profile
 from .saved import SavedBytes, compute_dtype, saved_bytes
-from .store import inputs_hash, versions
+from .store import made_now
 
 MATMUL_SHARE = 0.5  # of the dense peak that large products reach in training
 MEMORY_SHARE = 0.8  # of the memory bandwidth
@@ -72,12 +71,8 @@ def assume(graph: LayerGraph, cluster: Cluster, precision: str) -> Profile:
         matmul_flops=peak_flops,
         overlap=OVERLAP,
         context_bytes=HOST_CONTEXT_BYTES if on_host else CONTEXT_BYTES,
-        precision=precision,
         assumed=True,
-        date=datetime.now(UTC).isoformat(timespec="seconds"),
-        hardware=hardware(cluster),
-        versions=versions(),
-        inputs_hash=inputs_hash(graph, cluster, precision),
+        **made_now(graph, cluster, precision),
     )
 
 

@@ -16,16 +16,14 @@ import math
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from ..cluster.detect import hardware
 from ..cluster.types import Cluster
 from ..errors import ConfigError, Violation
 from ..graph.layer import Layer, LayerGraph
 from .record import Collective, CollectiveTimes, LayerTimes, Profile
-from .store import inputs_hash, versions
+from .store import made_now
 
 PREFIX = "galvatron:"
 BACKWARD = 2  # forward passes that a backward pass takes
@@ -74,12 +72,8 @@ def read_galvatron(text: str, graph: LayerGraph, cluster: Cluster, precision: st
         matmul_flops=max(repeated.flops * size / seconds for size, seconds in sizes.items()),
         overlap=max(0.0, 2.0 - float(coefficient["overlap_coe"])),
         context_bytes=0,
-        precision=precision,
         assumed=True,
-        date=datetime.now(UTC).isoformat(timespec="seconds"),
-        hardware=hardware(cluster),
-        versions=versions(),
-        inputs_hash=inputs_hash(graph, cluster, precision),
+        **made_now(graph, cluster, precision),
     )
 
 

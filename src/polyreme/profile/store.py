@@ -5,11 +5,14 @@ from __future__ import annotations
 import hashlib
 import platform
 from collections.abc import Mapping
+from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
 from .. import __version__
+from ..cluster import detect
 from ..cluster.types import Cluster
 from ..errors import ConfigError, Violation
 from ..graph.layer import LayerGraph
@@ -30,6 +33,17 @@ def versions() -> dict[str, str]:
         "polyreme": __version__,
         "python": platform.python_version(),
         "torch": str(torch.__version__),
+    }
+
+
+def made_now(graph: LayerGraph, cluster: Cluster, precision: str) -> dict[str, Any]:
+    """The fields of a profile that say for what, on what and when it was made."""
+    return {
+        "precision": precision,
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "hardware": detect.hardware(cluster),
+        "versions": versions(),
+        "inputs_hash": inputs_hash(graph, cluster, precision),
     }
 
 
