@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from itertools import pairwise
 
 import msgspec
 import pytest
 
 from planner_toy import cluster, toy, workload
-from polyreme.errors import literal
+from polyreme.errors import ConfigError, literal
+from polyreme.plan import store
 from polyreme.plan.check import check
 from polyreme.plan.check_order import order_violations
 from polyreme.plan.grid import Degrees, even_split
@@ -287,3 +289,16 @@ def test_a_pipeline_that_waits_for_ever_is_found(first, second, stuck):
     )
     plan = _plan(stages=stages, order=(_actions(first), _actions(second)), microbatches=2)
     assert {violation.value for violation in order_violations(plan)} == set(stuck)
+
+
+@pytest.mark.parametrize(
+    ("field", "legal"), [("level", "grads"), ("precision", "bf16"), ("kind", '"F", "B"')]
+)
+def test_a_word_that_a_plan_file_does_not_know_is_refused_with_those_it_does(
+    tmp_path, field, legal
+):
+    path = tmp_path / "plan.json"
+    store.save(_pipeline("1f1b", "1f1b"), path)
+    path.write_text(re.sub(rf'("{field}": ?)"[a-zA-Z0-9]+"', r'\1"wrong"', path.read_text()))
+    with pytest.raises(ConfigError, match=legal):
+        store.load(path)

@@ -4,15 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_args
 
 import msgspec
 
-from ..errors import ConfigError, Violation
+from ..errors import ConfigError, Violation, literal
 from .describe import describe
-from .ir import Action, Estimate, LayerPlan, Leaf, Level, Plan, ShardTree, Split
+from .ir import (
+    Action,
+    ActionKind,
+    Estimate,
+    LayerPlan,
+    Leaf,
+    Level,
+    Plan,
+    Precision,
+    ShardTree,
+    Split,
+)
 
 T = TypeVar("T")
+_WORDS = {"level": get_args(Level), "precision": get_args(Precision), "kind": get_args(ActionKind)}
 
 
 class _Node(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -187,9 +199,11 @@ def _tree(node: _Node, path: str) -> ShardTree:
 
 
 def _broken(path: Path, where: str | None, rule: str) -> Violation:
+    field = (where or "").rpartition(".")[2]
+    words = _WORDS.get(field) if "enum" in rule else None
     return Violation(
         path="plan" if where is None else f"plan.{where}",
         value=str(path),
         rule=rule,
-        legal="a plan.json as `polyreme plan` writes it",
+        legal=", ".join(map(literal, words or ())) or "a plan.json as `polyreme plan` writes it",
     )
