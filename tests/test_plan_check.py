@@ -302,3 +302,16 @@ def test_a_word_that_a_plan_file_does_not_know_is_refused_with_those_it_does(
     path.write_text(re.sub(rf'("{field}": ?)"[a-zA-Z0-9]+"', r'\1"wrong"', path.read_text()))
     with pytest.raises(ConfigError, match=legal):
         store.load(path)
+
+
+def test_a_file_that_is_no_plan_is_refused_with_the_line_that_is_wrong(tmp_path):
+    path = tmp_path / "plan.json"
+    store.save(_pipeline("1f1b", "1f1b"), path)
+    lines = path.read_text().splitlines()
+    at = next(number for number, line in enumerate(lines, 1) if '"microbatches"' in line)
+    path.write_text(re.sub(r'("microbatches": ?)\d+', r"\1NaN", path.read_text()))
+    with pytest.raises(ConfigError, match=rf"is no plan: .*line {at}\b"):
+        store.load(path)
+    (tmp_path / "spec.toml").write_text("[model]\n")
+    with pytest.raises(ConfigError, match="is a specification, no plan"):
+        store.load(tmp_path / "spec.toml")

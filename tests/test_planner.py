@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import re
+from types import SimpleNamespace
+
 import msgspec
 import pytest
 
 from planner_toy import MS, cluster, profile, toy, toy_draft, workload
+from polyreme.api import steps
 from polyreme.errors import ConfigError, Infeasible
 from polyreme.graph.layer import LayerGraph
 from polyreme.plan.check import check
@@ -274,3 +278,17 @@ def test_a_plan_without_estimate_has_an_empty_row():
     assert rows([plan])[0][1:] == ("",) * (len(HEADER) - 1)
     assert lost([plan]) == []
     assert summary([plan]) == "priced, not searched"
+
+
+def test_a_search_says_how_far_it_is(capsys, monkeypatch):
+    monkeypatch.setattr(steps, "_SAID_EVERY_S", 0.0)
+    spec = SimpleNamespace(parallel=Parallel())
+    posed = SimpleNamespace(graph=GRAPH, cluster=cluster(4), workload=workload(12), spec=spec)
+    steps.best_plans(posed, profile(), all_devices=False)
+    assert not capsys.readouterr().err
+    steps.best_plans(posed, profile(), all_devices=False, progress=True)
+    said = capsys.readouterr().err.splitlines()
+    assert "0 of at most 20 plans found" in said[0]
+    assert re.search(
+        r"searching for 0 s: [1-9]\d* of at most 20 plans found, \d+ ways open", said[-1]
+    )

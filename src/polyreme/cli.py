@@ -12,6 +12,7 @@ import typer
 
 from .cli_options import (
     Assume,
+    Cast,
     ClusterText,
     Devices,
     Export,
@@ -166,6 +167,7 @@ def plan(
             solver=solver,
             given=price,
             out=out if tool is None else None,
+            progress=not json,
         )
         if tool is not None:
             return _exported(plans[0], tool, out, json)
@@ -318,10 +320,7 @@ def weights(
     ],
     to: Annotated[Path, typer.Option("--to", help="a new folder")],
     overrides: Set = None,
-    dtype: Annotated[
-        Literal["float32", "bfloat16", "float16"] | None,
-        typer.Option("--dtype", help="cast an export's parameters [default: as they are]"),
-    ] = None,
+    dtype: Cast = None,
     json: Json = False,
 ) -> None:
     """Hugging Face's safetensors to a checkpoint that training resumes from, and back."""

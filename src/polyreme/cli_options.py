@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -61,4 +61,8 @@ Target = Annotated[
 ]
 Workers = Annotated[
     int | None, typer.Option("--workers", min=1, help="replicas [default: simulate.workers]")
+]
+Cast = Annotated[
+    Literal["float32", "bfloat16", "float16"] | None,
+    typer.Option("--dtype", help="cast an export's parameters [default: as they are]"),
 ]

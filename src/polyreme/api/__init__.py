@@ -138,12 +138,13 @@ def plan(
     solver: str = "exact",
     given: PathLike | None = None,
     out: PathLike | None = None,
+    progress: bool = False,
 ) -> tuple[Plan, ...]:
     """The best plans, best first; the first holds the record of the search.
 
     Costs come from `profile`, from the cluster's figures (`assume`), or else are measured here.
-    `solver` is one of ``polyreme list solvers``. With `given`, a plan file, nothing is searched: it
-    is priced. Profiles and plans of Galvatron are named ``galvatron:PATH``.
+    `solver` is one of ``polyreme list solvers``. A plan file, `given`, is priced; nothing is
+    searched. Galvatron's profiles and plans are named ``galvatron:PATH``. `progress`: on stderr.
 
     Raises:
         ConfigError: the spec is wrong, the profile was made for something else, or there is no such
@@ -184,7 +185,9 @@ def plan(
         found = (priced(problem, costs, given),)
     else:
         asked = number_is_asked(problem.spec, devices, problem.accelerator)
-        found = best_plans(problem, costs, all_devices=asked, top=top, solver=solver)
+        found = best_plans(
+            problem, costs, all_devices=asked, top=top, solver=solver, progress=progress
+        )
     if out is not None:
         plans.save(found[0], Path(out), found)
     return found

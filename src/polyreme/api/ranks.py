@@ -202,7 +202,10 @@ def _plans(
     costs = profile
     with world.record.doing("planning"):
         return costs, _on_first(
-            world, lambda: steps.best_plans(problem, costs, all_devices=request.all_devices)
+            world,
+            lambda: steps.best_plans(
+                problem, costs, all_devices=request.all_devices, progress=request.progress
+            ),
         )
 
 

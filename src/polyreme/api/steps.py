@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import sys
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,6 +23,9 @@ if TYPE_CHECKING:
     from ..data.order import Ordering
     from ..data.source import Source
     from ..plan.options import Parallel
+
+
+_SAID_EVERY_S = 3.0
 
 
 def assumed_profile(problem: Problem) -> Profile:
@@ -73,9 +78,19 @@ def something_offered(problem: Problem, parallel: Parallel) -> None:
 
 
 def best_plans(
-    problem: Problem, profile: Profile, *, all_devices: bool, top: int = 5, solver: str = "exact"
+    problem: Problem,
+    profile: Profile,
+    *,
+    all_devices: bool,
+    top: int = 5,
+    solver: str = "exact",
+    progress: bool = False,
 ) -> tuple[Plan, ...]:
-    """The best plans, best first. Raises Infeasible where none fits."""
+    """The best plans, best first; with `progress` long searches say on stderr how far they are.
+
+    Raises:
+        Infeasible: none fits.
+    """
     from ..planner.search import search
 
     return search(
@@ -87,7 +102,21 @@ def best_plans(
         top=top,
         all_devices=all_devices,
         solver=solver,
+        tell=_Teller() if progress else None,
     )
+
+
+class _Teller:
+    """Says what it hears on stderr, at most every few seconds."""
+
+    def __init__(self) -> None:
+        self._start_s = self._said_s = time.monotonic()
+
+    def __call__(self, what: str) -> None:
+        now_s = time.monotonic()
+        if now_s - self._said_s >= _SAID_EVERY_S:
+            self._said_s = now_s
+            sys.stderr.write(f"polyreme: searching for {now_s - self._start_s:.0f} s: {what}\n")
 
 
 def priced(problem: Problem, profile: Profile, given: str | Path) -> Plan:

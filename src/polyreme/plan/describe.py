@@ -19,8 +19,8 @@ def describe(plan: Plan) -> str:
     if len(counts) == 1:
         how = next(iter(counts))
     else:
-        how = "; ".join(f"{count} layers: {text}" for text, count in counts.most_common())
-    passes = _count(plan.microbatches, "microbatch", "es")
+        how = "; ".join(f"{count(n, 'layer')}: {text}" for text, n in counts.most_common())
+    passes = count(plan.microbatches, "microbatch", "es")
     n_ranks = len({each for stage in plan.stages for each in stage.placements})
     sizes = [len(stage.layers) for stage in plan.stages]
     stages = describe_stages(sizes, n_ranks, plan.order_name, len(plan.token_slices))
@@ -44,11 +44,16 @@ def describe_stages(sizes: Sequence[int], n_ranks: int, order: str, n_slices: in
     if n_stages <= _MOST_NAMED and max(sizes) - min(sizes) > 1:
         ranks += f" of {' + '.join(map(str, sizes))} layers"
     name = f" ({order})" if order else ""
-    slices = f", {_count(n_slices, 'slice')} of tokens" if n_slices else ""
+    slices = f", {count(n_slices, 'slice')} of tokens" if n_slices else ""
     return f"{n_stages} stages{ranks}{name}{slices}"
 
 
-def _count(n: int, what: str, plural: str = "s") -> str:
+def count(n: int, what: str, plural: str = "s") -> str:
+    """A number of things.
+
+    >>> count(1, "microbatch", "es")
+    '1 microbatch'
+    """
     return f"{n} {what}" + (plural if n != 1 else "")
 
 

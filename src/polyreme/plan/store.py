@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar, get_args
@@ -108,6 +109,8 @@ def _read(path: Path, read: Callable[[bytes], T]) -> T:
     except OSError as error:
         reason = error.strerror or str(error)
         raise ConfigError([_broken(path, None, f"cannot be read ({reason})")]) from error
+    if path.suffix == ".toml":
+        raise ConfigError([_broken(path, None, "is a specification, no plan")])
     try:
         return read(data)
     except msgspec.ValidationError as error:
@@ -115,7 +118,9 @@ def _read(path: Path, read: Callable[[bytes], T]) -> T:
         where = place.strip("`").removeprefix("$.")
         raise ConfigError([_broken(path, where or None, f"breaks the format: {rule}")]) from error
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise ConfigError([_broken(path, None, f"is no plan: {error}")]) from error
+        at = re.search(r"\(byte (\d+)\)", str(error))
+        line = f", line {data[: int(at[1])].count(10) + 1}" if at else ""
+        raise ConfigError([_broken(path, None, f"is no plan: {error}{line}")]) from error
 
 
 def encode(plan: Plan, more: Mapping[str, Any] | None = None) -> bytes:

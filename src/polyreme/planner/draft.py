@@ -9,7 +9,7 @@ from collections.abc import Mapping
 import msgspec
 
 from ..errors import ConfigError, Violation
-from ..plan.describe import describe_stages
+from ..plan.describe import count, describe_stages
 from ..plan.grid import Degrees, even_degrees, grid_of
 from ..plan.ir import Level, Plan
 from ..plan.order.kind import Ranks
@@ -161,15 +161,16 @@ def describe_draft(draft: Draft) -> str:
     """The draft in one line, for those that lose."""
     counts = Counter(draft.strategies.values())
     how = "; ".join(
-        (f"{count} layers: " if len(counts) > 1 else "") + describe_strategy(strategy)
-        for strategy, count in counts.most_common()
+        (f"{count(n, 'layer')}: " if len(counts) > 1 else "") + describe_strategy(strategy)
+        for strategy, n in counts.most_common()
     )
+    passes = count(draft.microbatches, "microbatch", "es")
     stages = ""
     if draft.stages:
         n_slices = len(draft.token_slices)
         sizes = [len(names) for names in draft.stages]
         stages = f"{describe_stages(sizes, draft.pp, draft.order, n_slices)}, "
-    return f"{stages}{how}, {draft.microbatches} x {draft.microbatch} samples"
+    return f"{stages}{how}, {passes} of {count(draft.microbatch, 'sample')}"
 
 
 def describe_strategy(strategy: Strategy) -> str:

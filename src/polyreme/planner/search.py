@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import msgspec
 
@@ -51,11 +51,13 @@ def search(
     top: int = 5,
     all_devices: bool = False,
     solver: str = "exact",
+    tell: Callable[[str], None] | None = None,
 ) -> tuple[Plan, ...]:
     """The best plans, best first; the first holds the record of the search.
 
     With `all_devices` none stays unused, unless the batch or a fixed degree leaves no other way.
     `solver` (`solve.known`) finds stages and strategies; plans by hand are candidates with any.
+    `tell` hears how far it is.
 
     Raises:
         ConfigError: a fixed part is impossible here, or there is no such solver.
@@ -76,7 +78,7 @@ def search(
         )
     ]
     sweep = Sweep(offered)
-    swept = sweep(solve, end_s=start_s + DEADLINE_S)
+    swept = sweep(solve, end_s=start_s + DEADLINE_S, tell=tell)
     by_hand = sweep(grid, end_s=start_s + DEADLINE_S)
     drafts = [*_all_alike(offered), *(draft for _, draft in (*by_hand.found, *swept.found))]
     candidates = _judged(drafts, prices, top)

@@ -7,7 +7,7 @@ import heapq
 import itertools
 import time
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from itertools import count
 from typing import Protocol
@@ -79,8 +79,17 @@ class Sweep:
             for outline in outlines(space)
         ]
 
-    def __call__(self, solve: Solve, *, end_s: float, n_best: int = N_BEST) -> Swept:
+    def __call__(
+        self,
+        solve: Solve,
+        *,
+        end_s: float,
+        n_best: int = N_BEST,
+        tell: Callable[[str], None] | None = None,
+    ) -> Swept:
         """The drafts of the lowest objectives that fit, one of each outline.
+
+        `tell` hears again and again how far the search is.
 
         An outline is solved when no other has a lower bound; where the optimum of its sums over
         layers does not fit after all, it is solved again with that much less memory.
@@ -92,6 +101,8 @@ class Sweep:
         floor = np.inf  # of outlines whose optimum is not known
         while heap and len(found) < n_best and (not found or time.monotonic() < end_s):
             value, _, item = heapq.heappop(heap)
+            if tell is not None:
+                tell(f"{len(found)} of at most {n_best} plans found, {1 + len(heap)} ways open")
             if item.instance is None:
                 item.instance = item.offered.instance
                 bound = _least_s(item.instance)
