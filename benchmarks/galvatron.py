@@ -18,7 +18,7 @@ from polyreme.cluster.types import Cluster, DeviceType, Host, Link
 from polyreme.planner.cost.unlike import UnlikeCost
 from polyreme.planner.draft import Draft, describe_draft, read_draft
 from polyreme.planner.galvatron import read_galvatron_draft
-from polyreme.planner.hybrid import Prices
+from polyreme.planner.prices import Prices
 from polyreme.planner.search import search
 from polyreme.profile.galvatron import read_galvatron
 from polyreme.units import show_bytes

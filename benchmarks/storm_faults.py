@@ -3,7 +3,7 @@
 Where the folder that STORM_FAULTS names holds a file ``rank-R``, the next backward pass of that
 rank gives NaN: for the loss, or, where the file says "gradient", for the gradients alone.
 STORM_SKIP names steps in which the first rank's loss is NaN, for a run that is to skip the same
-steps as another. A step takes STORM_PACE seconds at least.
+steps as another. A step takes STORM_PACE seconds at least. All ranks must score a loss.
 """
 
 from __future__ import annotations

@@ -56,6 +56,9 @@ schedule = {{ kind = "cosine", warmup = 20 }}
 [cluster]
 cpu_processes = {processes}
 
+[parallel]
+pp = 1
+
 [data_parallel]
 rule = {{ kind = "AdamW", lr = 3e-3 }}
 """
