@@ -228,7 +228,7 @@ def test_many_ranks_are_drawn_as_outlines():
     many = replace(
         step,
         played=replace(step.played, spans=step.played.spans * 100),
-        grid=replace(step.grid, pipes=step.grid.pipes * 100),
+        rows=replace(step.rows, pipes=step.rows.pipes * 100),
     )
     drawn = timeline(many, 1220)
     assert "<g>" not in drawn.svg

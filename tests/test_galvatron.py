@@ -19,7 +19,7 @@ from polyreme.planner.cost.unlike import UnlikeCost
 from polyreme.planner.draft import Strategy
 from polyreme.planner.galvatron import read_galvatron_draft
 from polyreme.planner.given import price_draft
-from polyreme.planner.hybrid import Prices
+from polyreme.planner.prices import Prices
 from polyreme.profile.fit import Fit
 from polyreme.profile.galvatron import read_galvatron
 
@@ -260,11 +260,11 @@ def test_what_moves_between_unlike_layouts_takes_time(tmp_path):
     whole = math.prod(GRAPH.layers[0].outputs["hidden"].shape) * 4 * 8
     apart, pairs = Strategy(shard=4), Strategy(shard=2, tp=2)
     fit = Fit(profile)
-    there, back = cost._moved(apart, pairs, 0, 8, 1)
+    there, back = cost.moved_s(apart, pairs, 0, 8, 1)
     assert there == pytest.approx(fit.collective_s("all_gather", 2, whole / 2, 1))
     assert back == 0
-    assert cost._moved(pairs, apart, 0, 8, 1) == (0, there)
+    assert cost.moved_s(pairs, apart, 0, 8, 1) == (0, there)
     split = replace(pairs, sp=True)
     each = fit.collective_s("all_gather", 2, whole / 2, 1)
-    assert cost._moved(apart, split, 0, 8, 1) == (each, each)
-    assert cost._moved(split, split, 0, 8, 1) == (0, 0)
+    assert cost.moved_s(apart, split, 0, 8, 1) == (each, each)
+    assert cost.moved_s(split, split, 0, 8, 1) == (0, 0)

@@ -22,7 +22,8 @@ from polyreme.planner.cost.data import DataCost
 from polyreme.planner.cost.exchange import usual
 from polyreme.planner.cost.memory import Memory
 from polyreme.planner.draft import Strategy
-from polyreme.planner.hybrid import Prices, spaces
+from polyreme.planner.hybrid import spaces
+from polyreme.planner.prices import Prices
 from polyreme.planner.search import price, search
 from polyreme.planner.space import write_plan
 

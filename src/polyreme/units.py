@@ -109,6 +109,15 @@ def show_bytes_s(bytes_s: float) -> str:
     return _show(bytes_s, {f"{unit}/s": factor for unit, factor in _DECIMAL.items()})
 
 
+def count(n: int, noun: str, plural: str | None = None) -> str:
+    """A number of things.
+
+    >>> count(1, "device"), count(4096, "device")
+    ('1 device', '4,096 devices')
+    """
+    return f"{n:,} {noun if n == 1 else plural or noun + 's'}"
+
+
 def _parse(
     text: str, units: Mapping[str, Decimal | int], bare: str, path: str, example: str
 ) -> Decimal:

@@ -70,6 +70,10 @@ def violations(
         found.add(specs.impossible(spec, n_devices))
     if spec is not None and workers is not None:
         found.add(_split(spec, workers))
+    elif spec is not None:
+        from .steps import refuse_unlike
+
+        found.of(lambda: refuse_unlike(spec))
     problem = None
     if spec is not None and machines is not None and (not found.violations or given is not None):
         problem = found.of(lambda: _problem(spec, machines, found.violations))

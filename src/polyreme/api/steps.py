@@ -67,6 +67,14 @@ def measured_profile(problem: Problem, *, fresh: bool = False) -> Profile:
     return found
 
 
+def refuse_unlike(spec: Spec) -> None:
+    """Raise ConfigError where plans are asked for that can be found and priced, and not run."""
+    if spec.parallel.layouts == "unlike":
+        rule, legal = "is planned, but not executable yet", '"alike" (or `polyreme plan`)'
+        path, value = "parallel.layouts", spec.parallel.layouts
+        raise ConfigError([Violation(path=path, value=value, rule=rule, legal=legal)])
+
+
 def something_offered(problem: Problem, parallel: Parallel) -> None:
     """Raise ConfigError where fixes leave no plan to choose, whatever it costs."""
     from ..planner.hybrid import spaces

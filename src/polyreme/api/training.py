@@ -41,6 +41,7 @@ def train(
     named = plan or spec.parallel.plan
     given = plans.load(Path(named)) if isinstance(named, str | Path) else named
     folders.refuse_absent(resume)
+    steps.refuse_unlike(spec)
     if is_launched():
         with folders.claimed(folder) if read_place().rank == 0 else nullcontext():
             return _join(spec, folder, given, resume, progress, start_s)

@@ -89,6 +89,7 @@ def verify(
     """See `api.verify`."""
     named = plan or spec.parallel.plan
     given = plans.load(Path(named)) if isinstance(named, str | Path) else named
+    steps.refuse_unlike(spec)
     cluster, accelerator = here(spec, None if is_launched() else devices)
     trial = Trial(
         spec=spec,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
+from ..units import count
 from .ir import LayerPlan, Plan, axes, degree, devices
 
 _MOST_NAMED = 8  # stages
@@ -20,7 +21,7 @@ def describe(plan: Plan) -> str:
         how = next(iter(counts))
     else:
         how = "; ".join(f"{count(n, 'layer')}: {text}" for text, n in counts.most_common())
-    passes = count(plan.microbatches, "microbatch", "es")
+    passes = count(plan.microbatches, "microbatch", "microbatches")
     n_ranks = len({each for stage in plan.stages for each in stage.placements})
     sizes = [len(stage.layers) for stage in plan.stages]
     stages = describe_stages(sizes, n_ranks, plan.order_name, len(plan.token_slices))
@@ -46,15 +47,6 @@ def describe_stages(sizes: Sequence[int], n_ranks: int, order: str, n_slices: in
     name = f" ({order})" if order else ""
     slices = f", {count(n_slices, 'slice')} of tokens" if n_slices else ""
     return f"{n_stages} stages{ranks}{name}{slices}"
-
-
-def count(n: int, what: str, plural: str = "s") -> str:
-    """A number of things.
-
-    >>> count(1, "microbatch", "es")
-    '1 microbatch'
-    """
-    return f"{n} {what}" + (plural if n != 1 else "")
 
 
 def _describe_layer(layer_plan: LayerPlan, several: bool) -> str:

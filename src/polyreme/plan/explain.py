@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from ..units import show_bytes, show_seconds
 from .describe import describe
+from .grid import grid_of
 from .ir import MEMORY_CAUSES, Estimate, Plan, Search
 from .store import Row
 
@@ -64,7 +65,7 @@ def summary_of(plan: Plan) -> str:
     search = plan.search
     if search is None:
         assumed = ["costs are assumed"] if plan.assumed else []
-        return "; ".join(["priced, not searched", *assumed, *unused(plan)])
+        return "; ".join(["priced, not searched", *assumed, *not_run(plan), *unused(plan)])
     many = "candidate" if search.candidates == 1 else "candidates"
     parts = [
         f"{search.candidates} {many} in {show_seconds(search.search_s)} ({search.solver})",
@@ -72,7 +73,7 @@ def summary_of(plan: Plan) -> str:
     ]
     if plan.assumed:
         parts.append("costs are assumed, not measured")
-    return "; ".join([*parts, *unused(plan)])
+    return "; ".join([*parts, *not_run(plan), *unused(plan)])
 
 
 def certainty(search: Search) -> str:
@@ -90,6 +91,13 @@ def certainty(search: Search) -> str:
     if not 1e-4 < above < math.inf:
         return "objective not proved least"
     return f"objective not proved least, at most {float(f'{100 * above:.2g}'):.10g} % above it"
+
+
+def not_run(plan: Plan) -> tuple[str, ...]:
+    """A line if the runtime refuses the plan."""
+    if grid_of(plan) is not None:
+        return ()
+    return ("layers are laid out unlike each other: planned, not executable yet",)
 
 
 def unused(plan: Plan) -> tuple[str, ...]:

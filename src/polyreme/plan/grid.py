@@ -38,17 +38,39 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True):
     tp: int = 0
 
 
-class Grid(msgspec.Struct, frozen=True, kw_only=True):
+class Rows(msgspec.Struct, frozen=True, kw_only=True):
+    """Devices of a plan by pipeline rank, however its layers are split over them.
+
+    `pipes` holds the devices of each pipeline rank, in the order of the splits; `holders` the
+    pipeline ranks of each stage, one for each of its placements.
+    """
+
+    pipes: tuple[tuple[int, ...], ...]
+    holders: tuple[tuple[int, ...], ...]
+
+    @property
+    def pp(self) -> int:
+        """Pipeline ranks."""
+        return len(self.pipes)
+
+    @property
+    def devices(self) -> tuple[int, ...]:
+        """All devices, pipeline rank by pipeline rank."""
+        return tuple(device for row in self.pipes for device in row)
+
+    def stages_of(self, pipe: int) -> tuple[int, ...]:
+        """Stages that a pipeline rank holds, in any of their copies."""
+        return tuple(stage for stage, pipes in enumerate(self.holders) if pipe in pipes)
+
+
+class Grid(Rows, frozen=True, kw_only=True):
     """Devices of a plan whose layers are all split alike.
 
-    `pipes` holds the devices of each pipeline rank, in the order of the split: replica by
-    replica, in it shard by shard, and the tensor parts of one shard side by side. `holders` holds
-    the pipeline ranks of each stage, one for each of its placements.
+    Those of a pipeline rank lie replica by replica, in it shard by shard, and the tensor parts of
+    one shard side by side.
     """
 
     degrees: Degrees
-    pipes: tuple[tuple[int, ...], ...]
-    holders: tuple[tuple[int, ...], ...]
 
     @property
     def replica(self) -> int:
@@ -64,16 +86,6 @@ class Grid(msgspec.Struct, frozen=True, kw_only=True):
     def tp(self) -> int:
         """Parts of a tensor."""
         return self.degrees.tp
-
-    @property
-    def pp(self) -> int:
-        """Pipeline ranks."""
-        return len(self.pipes)
-
-    @property
-    def devices(self) -> tuple[int, ...]:
-        """All devices, pipeline rank by pipeline rank."""
-        return tuple(device for row in self.pipes for device in row)
 
     def cell(self, device: int) -> Cell:
         """Where a device lies; ValueError if it is not part of the grid."""
@@ -93,10 +105,6 @@ class Grid(msgspec.Struct, frozen=True, kw_only=True):
         rows = tuple(row[replica * n : (replica + 1) * n] for row in self.pipes)
         degrees = Degrees(shard=self.shard, tp=self.tp)
         return Grid(degrees=degrees, pipes=rows, holders=self.holders)
-
-    def stages_of(self, pipe: int) -> tuple[int, ...]:
-        """Stages that a pipeline rank holds, in any of their copies."""
-        return tuple(stage for stage, pipes in enumerate(self.holders) if pipe in pipes)
 
 
 def even_split(devices: Sequence[int], degrees: Degrees) -> ShardTree:
@@ -128,8 +136,8 @@ def even_degrees(split: ShardTree) -> Degrees | None:
     return found
 
 
-def grid_of(plan: Plan) -> Grid | None:
-    """The grid of a plan; None where layers are split unlike, or stages share some devices only."""
+def rows_of(plan: Plan) -> Rows | None:
+    """The rows of a plan; None where stages share some devices only, or layers lie elsewhere."""
     first = [placement for stage in plan.stages for placement in stage.placements[:1]]
     others = [placement for stage in plan.stages for placement in stage.placements[1:]]
     pipes = list(dict.fromkeys((*first, *others)))
@@ -139,16 +147,25 @@ def grid_of(plan: Plan) -> Grid | None:
     named = [device for row in pipes for device in row]
     if len(set(named)) != len(named) or not pipes:
         return None
-    degrees: Degrees | None = None
-    for stage in plan.stages:
-        for name in stage.layers:
-            split = plan.layer_plans[name].split
-            found = even_degrees(split)
-            if found is None or (degrees is not None and found != degrees):
-                return None
-            if devices(split) != stage.placements[0]:
-                return None
-            degrees = found
-    if degrees is None or any(len(row) != degrees.n_devices for row in pipes):
+    placed = {
+        (id(split), stage.placements[0]): split
+        for stage in plan.stages
+        for name in stage.layers
+        for split in (plan.layer_plans[name].split,)
+    }
+    if any(devices(split) != placement for (_, placement), split in placed.items()):
         return None
-    return Grid(degrees=degrees, pipes=tuple(pipes), holders=tuple(holders))
+    if any(len(row) != len(pipes[0]) for row in pipes):
+        return None
+    return Rows(pipes=tuple(pipes), holders=tuple(holders))
+
+
+def grid_of(plan: Plan) -> Grid | None:
+    """The grid of a plan; None where it has no rows, or layers are split unlike."""
+    rows = rows_of(plan)
+    splits = [plan.layer_plans[name].split for stage in plan.stages for name in stage.layers]
+    found = {even_degrees(split) for split in {id(each): each for each in splits}.values()}
+    degrees = found.pop() if len(found) == 1 else None
+    if rows is None or degrees is None:
+        return None
+    return Grid(degrees=degrees, pipes=rows.pipes, holders=rows.holders)

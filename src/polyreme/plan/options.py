@@ -31,6 +31,8 @@ class Parallel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         ep: Expert-parallel degree.
         pp: Pipeline ranks, each with a stage (or several, as the order has it).
         stages: Layers of each stage, from the first to the last.
+        layouts: Whether all layers have the same replica, shard, tp and sp ("alike", if not given),
+            or each those that suit it ("unlike": planned, not executable yet).
         microbatch: Samples per device and pass; the rest of the batch is accumulated.
         recompute: Whether activations are computed again in the backward pass.
         order: Order of a pipeline's actions ("1f1b" if not given); `polyreme list orders` has all.
@@ -55,6 +57,7 @@ class Parallel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     ep: _Degree | None = None
     pp: _Degree | None = None
     stages: Annotated[tuple[_Degree, ...], msgspec.Meta(min_length=1)] | None = None
+    layouts: Literal["alike", "unlike"] | None = None
     microbatch: _Degree | None = None
     recompute: Literal["none", "all"] | None = None
     order: str | None = None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from ..errors import ConfigError, Violation
-from .grid import Grid, grid_of
+from .grid import Rows, grid_of, rows_of
 from .ir import Action, Costs, Estimate, Plan
 from .play import Played, Stuck, play
 
@@ -15,7 +15,7 @@ AGAIN = "a file that `polyreme plan SPEC --out FILE` writes"
 class Step(msgspec.Struct, frozen=True, kw_only=True):
     """Passes of each pipeline rank on the clock, and what of the step comes beside them."""
 
-    grid: Grid
+    rows: Rows
     played: Played
     estimate: Estimate
 
@@ -23,7 +23,7 @@ class Step(msgspec.Struct, frozen=True, kw_only=True):
     def bubble(self) -> tuple[float, ...]:
         """Of each rank, the share of the makespan in which it plays nothing."""
         span_s = self.played.makespan_s
-        ranks = range(len(self.grid.pipes))
+        ranks = range(len(self.rows.pipes))
         return tuple(max(0.0, self.played.bubble_s(rank) / span_s) for rank in ranks)
 
     @property
@@ -47,20 +47,20 @@ def play_plan(plan: Plan) -> Step:
     if estimate.stages is None or not estimate.capacity or not estimate.layers:
         rule = "lacks stages, capacity or layers: an older version wrote it"
         raise _wrong("estimate", None, rule, AGAIN)
-    grid = _sound(plan, estimate, estimate.stages)
-    ascending = sorted(grid.devices)
-    order = [plan.order[ascending.index(row[0])] for row in grid.pipes]
+    rows = _sound(plan, estimate, estimate.stages)
+    ascending = sorted(rows.devices)
+    order = [plan.order[ascending.index(row[0])] for row in rows.pipes]
     try:
         played = play(order, len(plan.stages), estimate.stages)
     except Stuck as stuck:
         raise _wrong("order", str(stuck), "is never played", "an order that goes on") from stuck
     if not played.makespan_s > 0:
         raise _wrong("estimate.stages", None, "makes a step of no time", AGAIN)
-    return Step(grid=grid, played=played, estimate=estimate)
+    return Step(rows=rows, played=played, estimate=estimate)
 
 
-def _sound(plan: Plan, estimate: Estimate, costs: Costs) -> Grid:
-    """The grid of a plan whose parts have one number of stages, devices and slices.
+def _sound(plan: Plan, estimate: Estimate, costs: Costs) -> Rows:
+    """The rows of a plan whose parts have one number of stages, devices and slices.
 
     Raises:
         ConfigError: they have not.
@@ -68,10 +68,11 @@ def _sound(plan: Plan, estimate: Estimate, costs: Costs) -> Grid:
     names = {name for stage in plan.stages for name in stage.layers}
     if missing := sorted(names - set(plan.layer_plans)):
         raise _wrong("layer_plans", missing[0], "is missing", "one for each layer of the stages")
-    grid = grid_of(plan) if all(stage.placements for stage in plan.stages) else None
-    if grid is None:
+    placed = all(stage.placements for stage in plan.stages)
+    rows = (grid_of(plan) or rows_of(plan)) if placed else None
+    if rows is None:
         raise _wrong("stages", None, "are not cut into equal parts", AGAIN)
-    n_devices, n_stages = len(grid.devices), len(plan.stages)
+    n_devices, n_stages = len(rows.devices), len(plan.stages)
     counts = {
         "order": (len(plan.order), n_devices),
         "estimate.memory": (len(estimate.memory), n_devices),
@@ -91,7 +92,7 @@ def _sound(plan: Plan, estimate: Estimate, costs: Costs) -> Grid:
             raise _wrong("order", f"{action.kind}{action.microbatch}", rule, AGAIN)
     if not estimate.step_s > 0:
         raise _wrong("estimate.step_s", estimate.step_s, "is not > 0", AGAIN)
-    return grid
+    return rows
 
 
 def _is_priced(action: Action, n_stages: int, costs: Costs) -> bool:

@@ -38,7 +38,7 @@ def chrome_trace(plan: Plan, step: Step) -> bytes:
 
 def _names(step: Step) -> Iterator[dict[str, Any]]:
     yield _named("process_name", 0, "passes of a step, as predicted")
-    for rank, devices in enumerate(step.grid.pipes):
+    for rank, devices in enumerate(step.rows.pipes):
         more = f" and {len(devices) - 1} more" if len(devices) > 1 else ""
         yield _named("thread_name", rank, f"rank {rank}, device {devices[0]}{more}")
 

@@ -10,15 +10,18 @@ import msgspec
 
 from ..plan.ir import Capacity, Costs, Estimate, LayerCost, Point
 from .cost.data import StepTime
+from .cost.layers import LayerCosts
 from .cost.message import Message
-from .cost.pipeline import StepCost
 from .draft import Draft, Strategy, describe_strategy
+from .prices import Prices, Pricing
 from .room import Fitting
 
 
-def estimate(draft: Draft, time: StepTime, cost: StepCost, fitting: Fitting) -> Estimate:
+def estimate(draft: Draft, time: StepTime, prices: Prices) -> Estimate:
     """What a draft is predicted to take, by device, stage and layer."""
-    layers = layer_costs(draft, cost, fitting)
+    layers = layer_costs(draft, prices)
+    pricing = prices.pricing(draft)
+    fitting = pricing.fitting
     return Estimate(
         step_s=time.step_s,
         compute_s=time.compute_s,
@@ -27,37 +30,40 @@ def estimate(draft: Draft, time: StepTime, cost: StepCost, fitting: Fitting) -> 
         memory=fitting.by_device(draft),
         update_s=time.update_s,
         n_unused=fitting.cluster.n_devices - draft.n_devices,
-        stages=_stages(draft, cost, layers),
+        stages=_stages(draft, pricing, layers),
         capacity=capacity(draft, fitting),
         layers=layers,
     )
 
 
-def layer_costs(draft: Draft, cost: StepCost, fitting: Fitting) -> tuple[LayerCost, ...]:
+def layer_costs(draft: Draft, prices: Prices) -> tuple[LayerCost, ...]:
     """A row for layers of one class and strategy, in the order of first members.
 
     The layer that scores the loss, and the last one, which is not gathered again, stand alone.
     """
-    graph, classes = fitting.memory.graph, fitting.memory.classes
+    graph = prices.graph
     special = {graph.output.rpartition(".")[0], graph.layers[-1].name}
     rows: dict[tuple[int, Strategy, str], list[str]] = {}
     for name, strategy in draft.strategies.items():
+        classes = prices.of(strategy.tp).fitting.memory.classes
         key = (classes.layer_of[name], strategy, name if name in special else "")
         rows.setdefault(key, []).append(name)
     return tuple(
-        _layer_cost(tuple(names), strategy, draft, cost, fitting)
+        _layer_cost(tuple(names), strategy, draft, prices.of(strategy.tp))
         for (_, strategy, _), names in rows.items()
     )
 
 
 def _layer_cost(
-    names: tuple[str, ...], strategy: Strategy, draft: Draft, cost: StepCost, fitting: Fitting
+    names: tuple[str, ...], strategy: Strategy, draft: Draft, costs: LayerCosts
 ) -> LayerCost:
+    cost, fitting = costs.cost, costs.fitting
     name, parts, pp = names[0], cost.traffic.parts, draft.pp
     once = msgspec.structs.replace(strategy, recompute=False)
     share = parts.share(name, strategy)
     forward_s = backward_s = parts_s = 0.0
-    for size, count in _sizes(draft).items():
+    sizes = _sizes(draft, strategy)
+    for size, count in sizes.items():
         there_s, back_s = cost.data.layer_passes(name, once, size / share)
         forward_s += count * there_s
         backward_s += count * back_s
@@ -66,7 +72,7 @@ def _layer_cost(
         if name == fitting.memory.graph.output.rpartition(".")[0]:
             messages += parts.loss(strategy, size)
         parts_s += count * sum(cost.data.price_s(strategy, pp, each) for each in messages)
-    over_data = cost.data.layer_once(name, strategy, pp, draft.microbatch, draft)
+    over_data = cost.data.layer_once(name, strategy, pp, max(sizes), draft)
     held = fitting.memory.layer_storage(name, strategy, 0)
     times = fitting.profile.layers[fitting.memory.graph.layer(name).kind]
     saved = times.saved_bytes_per_sample
@@ -81,21 +87,26 @@ def _layer_cost(
         data_s=over_data.exposed_comm_s,
         update_s=over_data.update_s,
         stored_bytes=held.parameters + held.gradients + held.optimizer,
-        saved_bytes=math.ceil(saved * draft.microbatch / (strategy.tp if strategy.sp else 1)),
+        saved_bytes=math.ceil(saved * max(sizes) / (strategy.tp if strategy.sp else 1)),
     )
 
 
-def _sizes(draft: Draft) -> dict[int, int]:
+def _sizes(draft: Draft, strategy: Strategy) -> dict[int, int]:
     """Sizes of microbatches as the step is priced with: as they are, or all as the largest."""
-    if draft.stages or draft.strategy.tp > 1:
-        return {draft.microbatch: draft.microbatches}
-    return dict(draft.microbatch_sizes)
+    if not _is_even(draft):
+        return dict(draft.microbatch_sizes)
+    return {draft.microbatch_of(strategy): draft.microbatches}
 
 
-def _stages(draft: Draft, cost: StepCost, layers: Sequence[LayerCost]) -> Costs:
+def _is_even(draft: Draft) -> bool:
+    """Whether all microbatches are priced as the largest."""
+    return bool(draft.stages) or draft.strategy.tp > 1 or not draft.is_alike
+
+
+def _stages(draft: Draft, pricing: Pricing, layers: Sequence[LayerCost]) -> Costs:
     """What each stage's passes over a microbatch take; of one stage, in the mean."""
-    if draft.stages or draft.strategy.tp > 1:
-        return cost.costs(draft)
+    if _is_even(draft):
+        return pricing.cost.costs(draft)
     n = draft.microbatches
     there_s = sum(len(each.layers) * each.forward_s for each in layers) / n
     back_s = sum(len(each.layers) * (each.backward_s + each.recompute_s) for each in layers) / n

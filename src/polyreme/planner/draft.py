@@ -9,10 +9,11 @@ from collections.abc import Mapping
 import msgspec
 
 from ..errors import ConfigError, Violation
-from ..plan.describe import count, describe_stages
-from ..plan.grid import Degrees, even_degrees, grid_of
+from ..plan.describe import describe_stages
+from ..plan.grid import Degrees, even_degrees, rows_of
 from ..plan.ir import Level, Plan
 from ..plan.order.kind import Ranks
+from ..units import count
 
 
 class Strategy(msgspec.Struct, frozen=True, kw_only=True):
@@ -43,6 +44,11 @@ class Strategy(msgspec.Struct, frozen=True, kw_only=True):
     def n_devices(self) -> int:
         """Devices that hold the layer."""
         return self.data * self.tp
+
+    @property
+    def layout(self) -> Strategy:
+        """Where its devices and its tokens are: the same without level and recomputation."""
+        return msgspec.structs.replace(self, level="none", recompute=False)
 
     @property
     def parts(self) -> int:
@@ -76,8 +82,13 @@ class Draft(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def strategy(self) -> Strategy:
-        """That of the first layer: degrees are the same for all."""
+        """That of the first layer; degrees are the same for all if layers are alike."""
         return next(iter(self.strategies.values()))
+
+    @property
+    def is_alike(self) -> bool:
+        """Whether all layers are laid out as the first."""
+        return len({each.layout for each in set(self.strategies.values())}) == 1
 
     @property
     def n_devices(self) -> int:
@@ -106,7 +117,11 @@ class Draft(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def microbatch(self) -> int:
         """Samples of the largest microbatch."""
-        return math.ceil(self.samples / self.microbatches)
+        return self.microbatch_of(self.strategy)
+
+    def microbatch_of(self, strategy: Strategy) -> int:
+        """Samples of the largest microbatch of a layer that runs so."""
+        return math.ceil(math.ceil(self.global_batch / strategy.data) / self.microbatches)
 
 
 def read_draft(plan: Plan) -> Draft:
@@ -115,37 +130,38 @@ def read_draft(plan: Plan) -> Draft:
     Raises:
         ConfigError: the plan has splits or stages that cannot be priced yet.
     """
-    grid = grid_of(plan)
-    if grid is None:
+    rows = rows_of(plan)
+    plans = {id(each): each for each in plan.layer_plans.values()}
+    degrees = {key: even_degrees(each.split) for key, each in plans.items()}
+    odd = [name for name, each in plan.layer_plans.items() if degrees[id(each)] is None]
+    if rows is None or odd:
         rule = "is split in a way that cannot be priced yet"
-        legal = "the same replica, shard and tp in all layers"
-        found = {name: even_degrees(each.split) for name, each in plan.layer_plans.items()}
-        (usual, _), *_ = Counter(found.values()).most_common(1)
-        odd = [name for name, each in found.items() if each is None or each != usual]
+        legal = "even parts over replica, shard and tp, of all devices of its stage"
         paths = [f"plan.layer_plans.{name}.split" for name in odd] or ["plan.stages"]
         raise ConfigError(
             [Violation(path=path, value=None, rule=rule, legal=legal) for path in paths]
         )
-    known: dict[int, Strategy] = {}
-    for layer_plan in plan.layer_plans.values():
-        if id(layer_plan) not in known:
-            known[id(layer_plan)] = Strategy(
-                replica=grid.replica,
-                shard=grid.shard,
-                tp=grid.tp,
-                sp=layer_plan.sp,
-                level=layer_plan.level,
-                recompute=layer_plan.recompute,
-            )
-    ascending = sorted(grid.devices)
+    known = {
+        key: Strategy(
+            replica=found.replica,
+            shard=found.shard,
+            tp=found.tp,
+            sp=each.sp,
+            level=each.level,
+            recompute=each.recompute,
+        )
+        for key, each in plans.items()
+        if (found := degrees[key]) is not None
+    }
+    ascending = sorted(rows.devices)
     several = len(plan.stages) > 1
     return Draft(
         strategies={name: known[id(each)] for name, each in plan.layer_plans.items()},
-        pp=grid.pp,
+        pp=rows.pp,
         order=plan.order_name,
         stages=tuple(stage.layers for stage in plan.stages) if several else (),
-        holders=grid.holders,
-        actions=tuple(plan.order[ascending.index(row[0])] for row in grid.pipes) if several else (),
+        holders=rows.holders,
+        actions=tuple(plan.order[ascending.index(row[0])] for row in rows.pipes) if several else (),
         token_slices=plan.token_slices,
         microbatches=plan.microbatches,
         global_batch=plan.global_batch,
@@ -164,13 +180,14 @@ def describe_draft(draft: Draft) -> str:
         (f"{count(n, 'layer')}: " if len(counts) > 1 else "") + describe_strategy(strategy)
         for strategy, n in counts.most_common()
     )
-    passes = count(draft.microbatches, "microbatch", "es")
+    passes = count(draft.microbatches, "microbatch", "microbatches")
     stages = ""
     if draft.stages:
         n_slices = len(draft.token_slices)
         sizes = [len(names) for names in draft.stages]
         stages = f"{describe_stages(sizes, draft.pp, draft.order, n_slices)}, "
-    return f"{stages}{how}, {passes} of {count(draft.microbatch, 'sample')}"
+    of = f" of {count(draft.microbatch, 'sample')}" if draft.is_alike else ""
+    return f"{stages}{how}, {passes}{of}"
 
 
 def describe_strategy(strategy: Strategy) -> str:

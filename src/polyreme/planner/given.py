@@ -7,13 +7,11 @@ import msgspec
 from ..cluster.types import Cluster
 from ..errors import ConfigError, Violation
 from ..graph.layer import LayerGraph
-from ..plan.ir import Estimate, Plan, Workload, hash_inputs
-from ..plan.order import ORDERS
-from ..plan.play import Costs
+from ..plan.ir import Plan, Workload, hash_inputs
 from ..profile.record import Profile
-from .cost.unlike import UnlikeCost
+from .account import estimate
 from .draft import Draft
-from .hybrid import Prices
+from .prices import Prices
 from .space import write_plan
 
 
@@ -38,24 +36,12 @@ def price_draft(
         violations.append(Violation(path="--price", value=None, rule=rule, legal=legal))
     if violations:
         raise ConfigError(violations)
-    cost = UnlikeCost(graph, profile, Prices(graph, cluster, profile, workload).of)
-    time = cost(draft)
-    causes = [cost.causes(draft, pipe) for pipe in range(draft.pp)]
-    n = draft.strategy.n_devices
-    if draft.stages and not draft.actions:
-        alike = Costs.equal(len(draft.stages))
-        actions = ORDERS[draft.order].actions(draft.pp, draft.microbatches, alike)
-        draft = msgspec.structs.replace(draft, actions=actions)
+    prices = Prices(graph, cluster, profile, workload)
+    cost = prices.pricing(draft).cost
+    draft = cost.ordered(draft)
     return msgspec.structs.replace(
         write_plan(draft, workload),
-        estimate=Estimate(
-            step_s=time.step_s,
-            compute_s=time.compute_s,
-            comm_s=time.comm_s,
-            exposed_comm_s=time.exposed_comm_s,
-            memory=tuple(each for each in causes for _ in range(n)),
-            n_unused=cluster.n_devices - draft.n_devices,
-        ),
+        estimate=estimate(draft, cost(draft), prices),
         inputs_hash=hash_inputs(graph, cluster, workload),
         assumed=profile.assumed,
     )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Iterator, Mapping
 
 import msgspec
@@ -13,33 +12,7 @@ from ..graph.layer import LayerGraph
 from ..plan.degrees import refused_sp, refused_tp
 from ..plan.ir import Workload
 from ..plan.options import Parallel
-from ..profile.record import Profile
-from .cost.data import DataCost
-from .cost.layers import LayerCosts
-from .cost.memory import Memory
-from .cost.pipeline import StepCost
-from .room import Fitting
 from .space import ALL_COUNTS_UP_TO, Space, offer
-
-
-class Prices:
-    """Costs by the number of tensor parts, made once each."""
-
-    def __init__(
-        self, graph: LayerGraph, cluster: Cluster, profile: Profile, workload: Workload
-    ) -> None:
-        self._given = graph, cluster, profile, workload
-        self.of = functools.cache(self._of)
-
-    def fitting(self, tp: int, cluster: Cluster) -> Fitting:
-        """Rooms on another cluster."""
-        return Fitting(self.of(tp).fitting.memory, self._given[2], cluster)
-
-    def _of(self, tp: int) -> LayerCosts:
-        graph, cluster, profile, workload = self._given
-        memory = Memory(graph, workload, tp)
-        fitting = Fitting(memory, profile, cluster)
-        return LayerCosts(StepCost(DataCost(memory, profile, cluster)), fitting)
 
 
 def spaces(

@@ -12,9 +12,10 @@ from .space import Space
 
 
 class Outline(msgspec.Struct, frozen=True, kw_only=True):
-    """Strategies of one layout that are offered to each layer, in so many microbatches.
+    """Strategies that are offered to each layer, in so many microbatches.
 
-    The first of `strategies` stands for the layout: replica, shard, tp and sp are the same in all.
+    The first of `strategies` stands for the layout: replica, shard, tp and sp are the same in all,
+    unless the space is `unlike`.
     """
 
     space: Space
@@ -35,9 +36,16 @@ class Outline(msgspec.Struct, frozen=True, kw_only=True):
 
 def outlines(space: Space) -> Iterator[Outline]:
     """All of a space, those of the fewest microbatches first."""
-    layouts: dict[tuple[int, int], list[Strategy]] = {}
+    if space.unlike:
+        counts = {each: space.counts(each.data) for each in space.strategies}
+        for microbatches in sorted({n for each in counts.values() for n in each}):
+            strategies = tuple(each for each in space.strategies if microbatches in counts[each])
+            if len({each.layout for each in strategies}) > 1:
+                yield Outline(space=space, strategies=strategies, microbatches=microbatches)
+        return
+    layouts: dict[Strategy, list[Strategy]] = {}
     for strategy in space.strategies:
-        layouts.setdefault((strategy.replica, strategy.shard), []).append(strategy)
-    for strategies in layouts.values():
-        for microbatches in space.counts(strategies[0].data):
-            yield Outline(space=space, strategies=tuple(strategies), microbatches=microbatches)
+        layouts.setdefault(strategy.layout, []).append(strategy)
+    for alike in layouts.values():
+        for microbatches in space.counts(alike[0].data):
+            yield Outline(space=space, strategies=tuple(alike), microbatches=microbatches)

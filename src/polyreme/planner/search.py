@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 
 import msgspec
+import numpy as np
 
 from ..cluster.types import Cluster
 from ..errors import ConfigError, Infeasible
@@ -18,13 +19,12 @@ from ..profile.fit import Fit
 from ..profile.record import Profile
 from ..units import show_bytes, show_seconds
 from .account import estimate, front
-from .cost.data import DataCost, StepTime
+from .cost.data import StepTime
 from .cost.exchange import usual
-from .cost.layers import LayerCosts
-from .cost.memory import Memory
-from .cost.pipeline import StepCost, is_long
+from .cost.pipeline import is_long
 from .draft import Draft, describe_draft, read_draft
-from .hybrid import Prices, spaces
+from .hybrid import spaces
+from .prices import Prices
 from .refusals import unsliced
 from .room import Fitting, Room
 from .solve import known
@@ -32,6 +32,7 @@ from .solve.exact import TOLERANCE
 from .solve.grid import grid
 from .space import SHARDED_LEVELS, Space, write_plan
 from .sweep import Sweep
+from .unlike import unlike_spaces
 from .ways_out import Problem, leanest, ways_out
 
 DEADLINE_S = 60.0
@@ -72,13 +73,14 @@ def search(
     seconds = {kind: fit.forward_s(kind, 1) + fit.backward_s(kind, 1) for kind in kinds}
     prices = Prices(graph, cluster, profile, workload)
     offered = [
-        (space, prices.of(space.parallel.tp or 1))
-        for space in spaces(
-            graph, cluster, workload, parallel, all_devices=all_devices, seconds=seconds
-        )
+        *spaces(graph, cluster, workload, parallel, all_devices=all_devices, seconds=seconds)
     ]
-    sweep = Sweep(offered)
+    sweep = Sweep((space, prices.of(space.parallel.tp or 1)) for space in offered)
     swept = sweep(solve, end_s=start_s + DEADLINE_S, tell=tell)
+    if parallel.layouts == "unlike":
+        more = Sweep((space, prices.unlike) for space in unlike_spaces(offered))
+        least_s = min([value for value, _ in swept.found], default=np.inf)
+        swept += more(solve, end_s=start_s + 2 * DEADLINE_S, below=least_s, tell=tell)
     by_hand = sweep(grid, end_s=start_s + DEADLINE_S)
     drafts = [*_all_alike(offered), *(draft for _, draft in (*by_hand.found, *swept.found))]
     candidates = _judged(drafts, prices, top)
@@ -88,7 +90,7 @@ def search(
     best = candidates[0]
     kept = [
         msgspec.structs.replace(
-            candidate, draft=prices.of(candidate.draft.strategy.tp).cost.ordered(candidate.draft)
+            candidate, draft=prices.pricing(candidate.draft).cost.ordered(candidate.draft)
         )
         for candidate in candidates[:top]
         if candidate.room.fits
@@ -97,12 +99,11 @@ def search(
     plans = [
         msgspec.structs.replace(
             write_plan(candidate.draft, workload),
-            estimate=estimate(candidate.draft, candidate.time, costs.cost, costs.fitting),
+            estimate=estimate(candidate.draft, candidate.time, prices),
             inputs_hash=inputs_hash,
             assumed=profile.assumed,
         )
         for candidate in kept
-        for costs in (prices.of(candidate.draft.strategy.tp),)
     ]
     if refused := [*version_violations(plans[0], graph)]:
         raise ConfigError(refused)
@@ -153,20 +154,19 @@ def price(
         ConfigError: the plan has parts that cannot be priced yet.
     """
     draft = read_draft(plan)
-    memory = Memory(graph, workload, draft.strategy.tp)
-    cost = StepCost(DataCost(memory, profile, cluster))
+    prices = Prices(graph, cluster, profile, workload)
     return msgspec.structs.replace(
         plan,
         search=None,
-        estimate=estimate(draft, cost(draft), cost, Fitting(memory, profile, cluster)),
+        estimate=estimate(draft, prices.pricing(draft).cost(draft), prices),
         inputs_hash=hash_inputs(graph, cluster, workload),
         assumed=profile.assumed,
     )
 
 
-def _all_alike(offered: Sequence[tuple[Space, LayerCosts]]) -> list[Draft]:
+def _all_alike(offered: Sequence[Space]) -> list[Draft]:
     """Every draft in which all layers run alike, where they are few."""
-    drafts = (draft for space, _ in offered for draft in space.drafts())
+    drafts = (draft for space in offered for draft in space.drafts())
     found = list(itertools.islice(drafts, FEW + 1))
     return found if len(found) <= FEW else []
 
@@ -188,7 +188,7 @@ def _judged(drafts: Iterable[Draft], prices: Prices, top: int) -> list[Candidate
             played=not is_long(draft),
         )
         for draft in known.values()
-        for costs in (prices.of(draft.strategy.tp),)
+        for costs in (prices.pricing(draft),)
     ]
     found.sort(key=_rank)
     least_s = found[0].time.step_s if found else 0.0
@@ -210,7 +210,7 @@ def _is_sketched(candidate: Candidate) -> bool:
 
 def _played(candidate: Candidate, prices: Prices) -> Candidate:
     """With the time of its order on the clock, and its exchanges tuned."""
-    time_s = prices.of(candidate.draft.strategy.tp).cost(candidate.draft)
+    time_s = prices.pricing(candidate.draft).cost(candidate.draft)
     return msgspec.structs.replace(candidate, time=time_s, played=True)
 
 
@@ -234,12 +234,12 @@ def _rank(candidate: Candidate) -> tuple[bool, float, tuple[int, ...]]:
 
 
 def _nearest_miss(
-    offered: Sequence[tuple[Space, LayerCosts]], known: Sequence[Candidate], prices: Prices
+    offered: Sequence[Space], known: Sequence[Candidate], prices: Prices
 ) -> Candidate:
     """What does not fit by the least: known, or of each space the leanest."""
     if known:
         return known[0]
-    return _judged((draft for space, _ in offered for draft in leanest(space)), prices, 1)[0]
+    return _judged((draft for space in offered for draft in leanest(space)), prices, 1)[0]
 
 
 def _is_closed(draft: Draft) -> bool:
@@ -248,7 +248,7 @@ def _is_closed(draft: Draft) -> bool:
 
 
 def _fitting(prices: Prices, draft: Draft) -> Fitting:
-    return prices.of(draft.strategy.tp).fitting
+    return prices.pricing(draft).fitting
 
 
 def _rejected(candidates: Sequence[Candidate]) -> tuple[Rejected, ...]:

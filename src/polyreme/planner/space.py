@@ -37,7 +37,8 @@ class Space(msgspec.Struct, frozen=True, kw_only=True):
 
     Layers of `normed` take statistics over their microbatch: they are never run a second time,
     and unless the user fixes the microbatch it is as large as it can be. `pp` pipeline ranks play
-    `order` over stages of so many layers (`sizes`). `parallel` says how all of them exchange.
+    `order` over stages of so many layers (`sizes`). `parallel` says how all of them exchange. If
+    `unlike`, each layer may have any layout of `strategies`, else all have one.
     """
 
     layers: tuple[str, ...]
@@ -50,6 +51,7 @@ class Space(msgspec.Struct, frozen=True, kw_only=True):
     pp: int = 1
     order: str = ""
     sizes: tuple[int, ...] = ()
+    unlike: bool = False
 
     @property
     def stages(self) -> tuple[tuple[str, ...], ...]:

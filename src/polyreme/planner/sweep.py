@@ -12,11 +12,12 @@ from dataclasses import dataclass, replace
 from itertools import count
 from typing import Protocol
 
+import msgspec
 import numpy as np
 
-from .cost.layers import LayerCosts
 from .draft import Draft
 from .outline import Outline, outlines
+from .prices import Pricing
 from .solve.exact import TOLERANCE
 from .solve.instance import Array, Assignment, Instance
 from .space import Space
@@ -28,8 +29,8 @@ _TIGHTENINGS = 8
 class Solve(Protocol):
     """A solver of `solve`."""
 
-    def __call__(self, instance: Instance, *, deadline_s: float) -> Assignment:
-        """The best that is found in so many seconds."""
+    def __call__(self, instance: Instance, *, below: float, deadline_s: float) -> Assignment:
+        """The best that is found in so many seconds, if it takes less than `below`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,13 +45,21 @@ class Swept:
     bound_s: float
     whole: bool
 
+    def __add__(self, other: Swept) -> Swept:
+        """What both found."""
+        return Swept(
+            found=tuple(sorted((*self.found, *other.found), key=lambda pair: pair[0])),
+            bound_s=min(self.bound_s, other.bound_s),
+            whole=self.whole and other.whole,
+        )
+
 
 @dataclass(kw_only=True)
 class _Offered:
     """An outline; its numbers are made when they are needed."""
 
     outline: Outline
-    costs: LayerCosts
+    costs: Pricing
 
     @functools.cached_property
     def instance(self) -> Instance:
@@ -72,7 +81,7 @@ class _Open:
 class Sweep:
     """All outlines of some spaces, each with what no assignment of it goes below."""
 
-    def __init__(self, priced: Iterable[tuple[Space, LayerCosts]]) -> None:
+    def __init__(self, priced: Iterable[tuple[Space, Pricing]]) -> None:
         self._offered = [
             (costs.least_s(outline), _Offered(outline=outline, costs=costs))
             for space, costs in priced
@@ -85,11 +94,13 @@ class Sweep:
         *,
         end_s: float,
         n_best: int = N_BEST,
+        below: float = np.inf,
         tell: Callable[[str], None] | None = None,
     ) -> Swept:
         """The drafts of the lowest objectives that fit, one of each outline.
 
-        `tell` hears again and again how far the search is.
+        Objectives of `below` and more are not looked for. `tell` hears again and again how far
+        the search is.
 
         An outline is solved when no other has a lower bound; where the optimum of its sums over
         layers does not fit after all, it is solved again with that much less memory.
@@ -100,6 +111,8 @@ class Sweep:
         found: list[tuple[float, Draft]] = []
         floor = np.inf  # of outlines whose optimum is not known
         while heap and len(found) < n_best and (not found or time.monotonic() < end_s):
+            if heap[0][0] >= below:
+                break
             value, _, item = heapq.heappop(heap)
             if tell is not None:
                 tell(f"{len(found)} of at most {n_best} plans found, {1 + len(heap)} ways open")
@@ -119,7 +132,8 @@ class Sweep:
                     continue
                 item.instance = _tightened(item.instance, item.draft, over)
                 item.left -= 1
-            solved = _solved(item.instance, item.offered, solve, max(1.0, end_s - time.monotonic()))
+            left_s = max(1.0, end_s - time.monotonic())
+            solved = _solved(item.instance, item.offered, solve, below, left_s)
             if not solved.proved:
                 floor = min(floor, solved.bound_s)
             if solved.stages:
@@ -127,29 +141,32 @@ class Sweep:
                 item.draft = _draft(item.offered.outline, solved)
                 heapq.heappush(heap, (solved.objective_s, next(number), item))
         least = [value for value, _ in found] + [value for value, _, _ in heap]
-        whole = not heap or len(found) >= n_best
+        whole = not heap or len(found) >= n_best or heap[0][0] >= below
         return Swept(found=tuple(found), bound_s=min([floor, *least]), whole=whole)
 
 
-def _solved(instance: Instance, offered: _Offered, solve: Solve, deadline_s: float) -> Assignment:
-    """The best where layers that share parameters have one level, whichever it is."""
+def _solved(
+    instance: Instance, offered: _Offered, solve: Solve, below: float, deadline_s: float
+) -> Assignment:
+    """The best where layers that share parameters run alike, whichever way it is."""
     outline = offered.outline
-    levels = [strategy.level for strategy in outline.strategies]
+    ways = [msgspec.structs.replace(each, recompute=False) for each in outline.strategies]
     units = [
         [outline.space.layers.index(name) for name in unit]
         for unit in offered.costs.tied
-        if len(set(levels)) > 1
+        if len(set(ways)) > 1
     ]
     best = Assignment(bound_s=np.inf, proved=True)
-    for chosen in itertools.product(dict.fromkeys(levels), repeat=len(units)):
+    for chosen in itertools.product(dict.fromkeys(ways), repeat=len(units)):
         each = instance
         if units:
             time_s = instance.time.copy()
-            for unit, level in zip(units, chosen, strict=True):
-                others = [k for k, other in enumerate(levels) if other != level]
+            for unit, way in zip(units, chosen, strict=True):
+                others = [k for k, other in enumerate(ways) if other != way]
                 time_s[np.ix_(range(len(time_s)), unit, others)] = np.inf
             each = replace(instance, time=time_s)
-        found = _plainer(each, solve(each, deadline_s=deadline_s))
+        limit = min(below, best.objective_s)
+        found = _plainer(each, solve(each, below=limit, deadline_s=deadline_s))
         better = found if found.objective_s < best.objective_s else best
         bound_s, proved = min(best.bound_s, found.bound_s), best.proved and found.proved
         best = replace(better, bound_s=bound_s, proved=proved)

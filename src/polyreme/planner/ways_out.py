@@ -13,7 +13,8 @@ from ..plan.ir import Workload
 from ..plan.options import Parallel
 from ..units import show_bytes
 from .draft import Draft
-from .hybrid import Prices, spaces
+from .hybrid import spaces
+from .prices import Prices
 from .room import Room
 from .space import Space
 

@@ -8,7 +8,8 @@ from collections.abc import Callable, Mapping, Sequence
 import msgspec
 
 from ..plan.ir import Action, LayerPlan, Leaf, Plan, ShardTree, Split, axes, degree, devices
-from .words import clipped, count, runs_of, size
+from ..units import count
+from .words import clipped, runs_of, size
 
 LEAF_W, LEAF_H, GAP, PAD, TITLE_H = 62, 46, 6, 8, 18
 MAX_DEVICES = 64  # drawn one by one; more are drawn as examples and a count

@@ -11,9 +11,10 @@ import msgspec
 import numpy as np
 
 from ..plan.ir import MEMORY_CAUSES
+from ..units import count
 from .attempts import led_to_end, position, restarts, stands, useful_s
 from .runs import Run
-from .words import count, factor, number, percent, seconds
+from .words import factor, number, percent, seconds
 
 MEANINGS = {
     "utilisation": "model arithmetic done, as a share of what the devices could do",

@@ -6,11 +6,12 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from ..units import count
 from .attempts import led_to_end, restarts, stands
 from .plot import Axes, Figure, Plot, smoothed
 from .runs import Run
 from .trouble import run_spikes
-from .words import count, number
+from .words import number
 
 TIME_BINS = 48
 BASELINES = {

@@ -6,11 +6,12 @@ from collections.abc import Sequence
 
 import msgspec
 
-from ..plan.grid import Grid
+from ..plan.grid import Degrees, Grid, Rows
 from ..plan.ir import MEMORY_CAUSES
 from ..plan.step import Step
+from ..units import count
 from .facts import Share
-from .words import clipped, count, percent, runs_of, size
+from .words import clipped, percent, runs_of, size
 
 MOST_BARS = 16
 WORTH_DRAWING = 4  # a capacity beyond so many times the use would squeeze the parts
@@ -65,20 +66,21 @@ def memory_bars(step: Step) -> Bars:
 
 
 def _bars(step: Step) -> tuple[Bar, ...]:
-    grid, estimate = step.grid, step.estimate
-    place_of = {device: place for place, device in enumerate(sorted(grid.devices))}
+    rows, estimate = step.rows, step.estimate
+    degrees = rows.degrees if isinstance(rows, Grid) else Degrees()
+    place_of = {device: place for place, device in enumerate(sorted(rows.devices))}
     have = estimate.capacities
     groups: dict[tuple[tuple[tuple[str, int], ...], int, str], list[tuple[int, int, int]]] = {}
-    for pipe, row in enumerate(grid.pipes):
+    for pipe, row in enumerate(rows.pipes):
         for index, device in enumerate(row):
             at = place_of[device]
             causes = tuple(estimate.memory[at].items())
             key = (causes, have[at].n_bytes, have[at].device_type)
-            shard = index // grid.tp % grid.shard
+            shard = index // degrees.tp % degrees.shard
             groups.setdefault(key, []).append((pipe, shard, device))
     return tuple(
         Bar(
-            label=_label(grid, places),
+            label=_label(rows, degrees.shard, places),
             devices=_devices([device for _, _, device in places]),
             need_bytes=sum(amount for _, amount in causes),
             have_bytes=have_bytes,
@@ -96,18 +98,18 @@ def _shares(causes: Sequence[tuple[str, int]]) -> tuple[Share, ...]:
     )
 
 
-def _label(grid: Grid, places: Sequence[tuple[int, int, int]]) -> str:
+def _label(rows: Rows, n_shards: int, places: Sequence[tuple[int, int, int]]) -> str:
     """Stages and shards of devices, as far as they tell them from others."""
     pipes = dict.fromkeys(pipe for pipe, _, _ in places)
     shards = sorted({shard for _, shard, _ in places})
     parts = []
-    if grid.pp > 1:
-        stages = sorted({stage for pipe in pipes for stage in grid.stages_of(pipe)})
+    if rows.pp > 1:
+        stages = sorted({stage for pipe in pipes for stage in rows.stages_of(pipe)})
         parts.append(_named("stage", stages))
-    if len(shards) < grid.shard:
+    if len(shards) < n_shards:
         parts.append(_named("shard", shards))
     if not parts:
-        return count(len(grid.devices), "device")
+        return count(len(rows.devices), "device")
     return ", ".join(parts)
 
 

@@ -10,11 +10,12 @@ from markupsafe import Markup
 
 from .. import runlog
 from ..plan.describe import describe
-from ..plan.explain import HEADER, row_of, unused
+from ..plan.explain import HEADER, not_run, row_of, unused
 from ..plan.ir import LayerCost, Plan
 from ..plan.step import Step
 from ..plan.store import Row
 from ..plan.trace import KINDS
+from ..units import count
 from .facts import Share
 from .front import front
 from .page import Sections, fill
@@ -22,7 +23,7 @@ from .plan_memory import memory_bars
 from .plan_words import glossary
 from .tables import Row as Fact
 from .timeline import Timeline, timeline
-from .words import count, number, percent, runs_of, seconds, size
+from .words import number, percent, runs_of, seconds, size
 
 SECTIONS: Sections = (
     ("overview", "The plan"),
@@ -67,6 +68,7 @@ def render_plan(plan: Plan, step: Step, top: Sequence[Row], out: Path) -> Path:
         words=glossary(plan),
         facts=_facts(plan, step),
         assumed=plan.assumed,
+        not_run=not_run(plan),
         unused=unused(plan),
         searched=plan.search is not None,
         batch=_batch(plan),
@@ -118,7 +120,7 @@ def _facts(plan: Plan, step: Step) -> list[Fact]:
         rate,
         Fact(
             label="devices used",
-            value=f"{len(step.grid.devices):,}",
+            value=f"{len(step.rows.devices):,}",
             note=", ".join(types) + (f"; {each[0]}" if (each := unused(plan)) else ""),
         ),
         Fact(

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from ..plan.ir import LayerPlan, Plan, axes, degree
+from ..units import count
 from .drawing import LEVELS
-from .words import count
 
 _AXES = {
     "replica": ("replicas", "complete copies of the model, each on its own share of the batch"),

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from ..units import count
 from .against import Against, w_of
 from .attempts import again_s, kept_skipped, restarts
 from .beside import beside
@@ -29,7 +30,7 @@ from .facts import (
 from .figures import BASELINES
 from .runs import Run
 from .trouble import place, restart_line, run_spikes, skipped_line, worse_line
-from .words import UNKNOWN, count, factor, number, percent, seconds, size
+from .words import UNKNOWN, factor, number, percent, seconds, size
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType

@@ -43,7 +43,7 @@ def timeline(step: Step, width: int) -> Timeline:
     parts = _parts(step, room)
     drawn_s = sum(part.end_s - part.start_s for part in parts)
     px_s = (room - GAP * (len(parts) - 1)) / drawn_s
-    row_h = next((h for most, h in ROW_HEIGHTS if len(step.grid.pipes) <= most), 4)
+    row_h = next((h for most, h in ROW_HEIGHTS if len(step.rows.pipes) <= most), 4)
     n_boxes = sum(len(_within(own, part)) for own in step.played.spans for part in parts)
     body, x = [_rows(step, row_h, width)], float(LABEL_W)
     for index, part in enumerate(parts):
@@ -52,11 +52,11 @@ def timeline(step: Step, width: int) -> Timeline:
         body.append(_part(step, part, scale, row_h, named=n_boxes <= MOST_BOXES))
         if index < len(parts) - 1:
             left_out_s = parts[index + 1].start_s - part.end_s
-            body.append(_left_out(end + GAP / 2, left_out_s, len(step.grid.pipes) * row_h))
+            body.append(_left_out(end + GAP / 2, left_out_s, len(step.rows.pipes) * row_h))
         x = end + GAP
-    height = len(step.grid.pipes) * row_h + AXIS_H
+    height = len(step.rows.pipes) * row_h + AXIS_H
     used = {span.action.kind for own in step.played.spans for span in own}
-    label = f"passes of {len(step.grid.pipes)} pipeline ranks over {seconds(step.estimate.step_s)}"
+    label = f"passes of {len(step.rows.pipes)} pipeline ranks over {seconds(step.estimate.step_s)}"
     return Timeline(
         svg=f'<svg class="plan gantt" role="img" aria-label="{escaped(label)}" width="{width}" '
         f'height="{height}" viewBox="0 0 {width} {height}">{_HATCH}{"".join(body)}</svg>',
@@ -115,7 +115,7 @@ def _rows(step: Step, row_h: int, width: int) -> str:
     for rank, share in enumerate(step.bubble):
         if rank % every:
             continue
-        stages = step.grid.stages_of(rank)
+        stages = step.rows.stages_of(rank)
         tip = f"stage{'s' if len(stages) > 1 else ''} {', '.join(map(str, stages))}"
         y = (rank + 0.5) * row_h + 4
         found.append(
@@ -129,7 +129,7 @@ def _rows(step: Step, row_h: int, width: int) -> str:
 def _part(step: Step, part: Part, scale: Scale, row_h: int, *, named: bool) -> str:
     """The passes of all ranks in a part, over hatched ground; then what follows the passes."""
     span_s, estimate = step.played.makespan_s, step.estimate
-    height = len(step.grid.pipes) * row_h
+    height = len(step.rows.pipes) * row_h
     body = []
     outlines: dict[str, list[str]] = defaultdict(list)
     gap = 3 if row_h >= 14 else 1

@@ -7,11 +7,12 @@ from collections import Counter
 from typing import Any
 
 from ..runlog import FaultEvent
+from ..units import count
 from .attempts import again_s, attempts, kept_skipped, led_to_end, restarts
 from .ranks import aligned
 from .runs import Run
 from .spikes import Spike, spikes
-from .words import count, number, percent, seconds
+from .words import number, percent, seconds
 
 MAX_ROWS = 200  # of one table on the page
 MAX_IDS = 32  # sample numbers of one spike

@@ -10,6 +10,7 @@ from markupsafe import Markup
 
 from ..plan.describe import describe
 from ..plan.ir import Plan
+from ..units import count
 from . import figures, tables, trouble
 from .attempts import attempts
 from .beside import beside
@@ -31,7 +32,7 @@ from .facts import (
     what,
 )
 from .runs import Run, read_plan
-from .words import count, percent, seconds, size
+from .words import percent, seconds, size
 
 WIDE, NARROW = 1220, 330
 MAX_ROWS = 200  # of one table on the page

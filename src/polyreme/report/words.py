@@ -58,11 +58,6 @@ def size(n_bytes: float | None) -> str:
     return UNKNOWN if n_bytes is None or not math.isfinite(n_bytes) else show_bytes(n_bytes)
 
 
-def count(n: int, noun: str, plural: str | None = None) -> str:
-    """`1 device`, `2 devices`."""
-    return f"{n:,} {noun if n == 1 else plural or noun + 's'}"
-
-
 def clipped(text: str, width: int) -> str:
     """The text cut to a number of characters, with a sign that it was."""
     return text if len(text) <= width else text[: max(1, width - 1)].rstrip() + "…"

@@ -46,8 +46,8 @@ class LayerCosts:
         self._crossing = functools.cache(cost.crossing_s)
         self._known: dict[Any, float] = {}
 
-    def instance(self, outline: Outline) -> Instance:
-        """The numbers of an outline."""
+    def instance(self, outline: Outline, reducing: Array | None = None) -> Instance:
+        """The numbers of an outline; `reducing` takes the place of `reducing_bytes`."""
         space, microbatches = outline.space, outline.microbatches
         order = ORDERS[space.order] if space.order else None
         n_stages, n = len(space.sizes) or 1, len(self._graph.layers)
@@ -69,9 +69,15 @@ class LayerCosts:
         memory = np.stack(
             [
                 stored[self._index] + held * size * saved[self._index]
-                for held in self._in_flight(order, pp, n_stages, microbatches)
+                for held in in_flight(order, pp, n_stages, microbatches)
             ]
         )
+        logits = self._memory.loss_bytes(outline.layout) * size
+        memory[-1, -1] += (1 + SLACK_SHARE) * logits
+        capacity = self._capacity(outline, order)
+        if n_stages == 1:  # which has the layer whose gradients take most while they are reduced
+            reducing = self.reducing_bytes(outline) if reducing is None else reducing
+            capacity -= (1 + SLACK_SHARE) * reducing.max()
         k = len(outline.strategies)
         between = np.zeros((n - 1, k, k))
         if n_stages > 1:
@@ -80,7 +86,7 @@ class LayerCosts:
         return Instance(
             time=np.broadcast_to(time, (n_stages, n, k)),
             memory=memory,
-            capacity=self._capacity(outline, order, n_stages, size),
+            capacity=np.maximum(capacity, 1.0),
             inside=np.zeros((n - 1, k, k)),
             between=between,
             alpha=alpha,
@@ -145,17 +151,16 @@ class LayerCosts:
             saved.append(row_saved)
         return np.array(stored, float), np.array(saved, float)
 
-    @staticmethod
-    def _in_flight(order: Order | None, pp: int, n_stages: int, microbatches: int) -> list[int]:
-        """The most microbatches of each stage that are forward and not yet backward."""
-        if order is None:
-            return [1]
-        found = [order.in_flight(stage, pp, microbatches) for stage in range(n_stages)]
-        if None not in found:
-            return [each for each in found if each is not None]
-        return _played_in_flight(order, pp, n_stages, microbatches)
+    def reducing_bytes(self, outline: Outline) -> Array:
+        """What gradients of each layer take at least while they are reduced."""
+        least = [
+            min(self._memory.reducing_bytes(name, each) for each in outline.strategies)
+            for name in self._kinds
+        ]
+        found: Array = np.array(least, dtype=float)[self._index]
+        return found
 
-    def _capacity(self, outline: Outline, order: Order | None, n_stages: int, size: int) -> Array:
+    def _capacity(self, outline: Outline, order: Order | None) -> Array:
         """Bytes that each stage has for its layers; ranks with several share theirs out evenly."""
         n, pp = outline.layout.n_devices, outline.space.pp
         of_rank = self._have[: n * pp].reshape(pp, n).min(axis=1)
@@ -164,16 +169,7 @@ class LayerCosts:
         capacity = np.array(
             [min(of_rank[rank] for rank in ranks) / shared for ranks in placed], dtype=float
         )
-        capacity -= self._profile.context_bytes / shared
-        logits = self._memory.loss_bytes(outline.layout) * size
-        capacity[-1] -= (1 + SLACK_SHARE) * logits
-        if n_stages == 1:  # which has the layer whose gradients take most while they are reduced
-            reducing = (
-                min(self._memory.reducing_bytes(name, each) for each in outline.strategies)
-                for name in self._kinds
-            )
-            capacity -= (1 + SLACK_SHARE) * max(reducing)
-        found: Array = np.maximum(capacity, 1.0)
+        found: Array = capacity - self._profile.context_bytes / shared
         return found
 
 
@@ -183,6 +179,16 @@ def _weights(outline: Outline) -> tuple[float, float]:
         return 1.0, outline.microbatches - 1.0
     chunks = ORDERS[outline.space.order].chunks
     return 1 / chunks, outline.microbatches * chunks - 1.0
+
+
+def in_flight(order: Order | None, pp: int, n_stages: int, microbatches: int) -> list[int]:
+    """The most microbatches of each stage that are forward and not yet backward."""
+    if order is None:
+        return [1]
+    found = [order.in_flight(stage, pp, microbatches) for stage in range(n_stages)]
+    if None not in found:
+        return [each for each in found if each is not None]
+    return _played_in_flight(order, pp, n_stages, microbatches)
 
 
 @functools.cache

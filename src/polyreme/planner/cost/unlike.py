@@ -14,13 +14,16 @@ import functools
 import math
 from collections.abc import Callable, Sequence
 
+import msgspec
+
 from ...graph.layer import LayerGraph
 from ...plan.order import ORDERS
 from ...plan.play import Costs, play
 from ...profile.record import Profile
 from ..draft import Draft, Strategy
-from .data import StepTime
-from .layers import LayerCosts
+from .data import RankTime, StepTime
+from .exchange import usual
+from .layers import LayerCosts, in_flight
 from .memory import SLACK_SHARE, Storage
 from .message import Message
 
@@ -34,27 +37,57 @@ class UnlikeCost:
         self._graph, self._profile, self._of = graph, profile, costs_of
         self._names = [layer.name for layer in graph.layers]
         self._moved = functools.cache(self._moved_s)
+        self._crossing_bytes = functools.cache(self._crossed_bytes)
 
     def __call__(self, draft: Draft) -> StepTime:
         """Seconds of one step: stages are played, each with what stands between its layers."""
+        draft = self.ordered(draft)
+        costs = self.costs(draft)
+        if draft.stages:
+            makespan_s = play(draft.actions, len(draft.stages), costs).makespan_s
+        else:
+            makespan_s = draft.microbatches * (costs.forward[0] + 2 * costs.inputs[0])
+        return self._step(draft, makespan_s)
+
+    def sketched(self, draft: Draft) -> StepTime:
+        """The same by the closed form of the order, where it has one."""
+        order = ORDERS.get(draft.order)
+        closed_s = order and order.closed_form_s(draft.pp, draft.microbatches, self.costs(draft))
+        return self._step(draft, closed_s) if closed_s else self(draft)
+
+    def ordered(self, draft: Draft) -> Draft:
+        """The draft with the actions of its order, and exchanges as they usually are."""
+        draft = usual(draft)
+        if not draft.stages or draft.actions:
+            return draft
+        order = ORDERS[draft.order]
+        actions = order.actions(draft.pp, draft.microbatches, self.costs(draft))
+        return msgspec.structs.replace(draft, actions=actions)
+
+    def costs(self, draft: Draft) -> Costs:
+        """Of each stage's passes over one microbatch, with what moves between its layers."""
         stages = draft.stages or (tuple(draft.strategies),)
         passes = [self._stage_s(draft, names) for names in stages]
-        once = [[self._once_s(draft, name) for name in names] for names in stages]
-        costs = Costs(
+        return Costs(
             forward=tuple(there for there, _ in passes),
             inputs=tuple(back / 2 for _, back in passes),
             weights=tuple(back / 2 for _, back in passes),
             send=max(map(functools.partial(self._sent_s, draft), stages[:-1]), default=0.0),
         )
-        if draft.stages:
-            actions = draft.actions or ORDERS[draft.order].actions(
-                draft.pp, draft.microbatches, costs
-            )
-            makespan_s = play(actions, len(stages), costs).makespan_s
-        else:
-            makespan_s = draft.microbatches * sum(passes[0])
-        exposed_s = max(map(sum, once))
-        return StepTime(compute_s=makespan_s, comm_s=exposed_s, exposed_comm_s=exposed_s)
+
+    def _step(self, draft: Draft, makespan_s: float) -> StepTime:
+        once = [
+            [self._once(draft, name) for name in names]
+            for names in draft.stages or (tuple(draft.strategies),)
+        ]
+        exposed_s = max(sum(each.exposed_comm_s for each in own) for own in once)
+        update_s = max(sum(each.update_s for each in own) for own in once)
+        return StepTime(
+            compute_s=makespan_s + update_s,
+            comm_s=exposed_s,
+            exposed_comm_s=exposed_s,
+            update_s=update_s,
+        )
 
     def causes(self, draft: Draft, pipe: int) -> dict[str, int]:
         """Peak bytes by cause of the fullest device of a pipeline rank, in a backward pass."""
@@ -62,27 +95,22 @@ class UnlikeCost:
         kept = 0.0
         most: dict[str, list[float]] = {"again": [0.0], "passing": [0.0], "reducing": [0.0]}
         buffers = logits = 0.0
-        for stage, names in enumerate(draft.stages or (tuple(draft.strategies),)):
-            if pipe not in draft.holders[stage]:
-                continue
-            flying = 1
-            if draft.stages:
-                order = ORDERS[draft.order]
-                found = order.in_flight(stage, draft.pp, draft.microbatches)
-                assert found is not None, "the order says how many are under way"
-                flying = found
-            for name in names:
+        stages = draft.stages or (tuple(draft.strategies),)
+        order = ORDERS.get(draft.order)
+        flying = in_flight(order, draft.pp, len(stages), draft.microbatches)
+        for names, pipes, n_flying in zip(stages, draft.holders, flying, strict=True):
+            for name in names if pipe in pipes else ():
                 strategy = draft.strategies[name]
-                memory, size = self._of(strategy.tp).fitting.memory, self.size(draft, strategy)
+                memory, size = self._of(strategy.tp).fitting.memory, draft.microbatch_of(strategy)
                 held += memory.layer_storage(name, strategy, 0)
                 times = self._profile.layers[self._graph.layer(name).kind]
                 parts = strategy.tp if strategy.sp else 1
                 whole = times.saved_bytes_per_sample * size / parts
                 if strategy.recompute:
-                    kept += flying * times.recompute_bytes_per_sample * size / parts
+                    kept += n_flying * times.recompute_bytes_per_sample * size / parts
                     most["again"].append(whole)
                 else:
-                    kept += flying * whole
+                    kept += n_flying * whole
                 shapes = memory.classes.layers[memory.classes.layer_of[name]].shapes
                 buffers += shapes.buffer_bytes
                 buffers += memory.kept_bytes(name, strategy, draft.microbatches)
@@ -104,39 +132,39 @@ class UnlikeCost:
         anew = sum(found_bytes[cause] for cause in ("activations", "logits", "buffers"))
         return {**found_bytes, "slack": math.ceil(SLACK_SHARE * anew)}
 
-    @staticmethod
-    def size(draft: Draft, strategy: Strategy) -> int:
-        """Samples of the largest microbatch of a layer that runs so."""
-        samples = math.ceil(draft.global_batch / strategy.data)
-        return math.ceil(samples / draft.microbatches)
-
     def _stage_s(self, draft: Draft, names: Sequence[str]) -> tuple[float, float]:
         """Forward and backward seconds of a stage's layers and of what stands before each."""
         forward_s = backward_s = 0.0
         for name in names:
             strategy = draft.strategies[name]
-            cost, size = self._of(strategy.tp).cost, self.size(draft, strategy)
+            cost, size = self._of(strategy.tp).cost, draft.microbatch_of(strategy)
             there_s, back_s = cost.passes_s(name, strategy, size, draft.pp)
             forward_s, backward_s = forward_s + there_s, backward_s + back_s
             at = self._names.index(name)
             if at:
                 before = draft.strategies[self._names[at - 1]]
                 microbatch = size * strategy.data
-                there_s, back_s = self._moved(before, strategy, at - 1, microbatch, draft.pp)
+                there_s, back_s = self.moved_s(before, strategy, at - 1, microbatch, draft.pp)
                 forward_s, backward_s = forward_s + there_s, backward_s + back_s
         return forward_s, backward_s
 
-    def _moved_s(
+    def moved_s(
         self, before: Strategy, after: Strategy, cut: int, microbatch: int, pp: int
     ) -> tuple[float, float]:
-        """Forward and backward seconds of bringing values across a cut from layout to layout."""
+        """Forward and backward seconds of bringing values across a cut from layout to layout.
+
+        `microbatch` is that of all devices of a stage together, in samples.
+        """
+        n_bytes = self._crossing_bytes(cut, microbatch)
+        return self._moved(before.layout, after.layout, n_bytes, pp)
+
+    def _moved_s(
+        self, before: Strategy, after: Strategy, n_bytes: int, pp: int
+    ) -> tuple[float, float]:
         had, wanted = _holds(before), _holds(after)
         if (before.data, had) == (after.data, wanted):
             return 0.0, 0.0
         wider = before if before.tp > after.tp else after
-        cost = self._of(1).cost
-        values = cost.traffic.crossing(cut, Strategy(), microbatch)
-        n_bytes = sum(message.n_bytes for message in values)
 
         def gathered_s(whole: float, own: float) -> float:
             n_ranks = round(whole / own)
@@ -156,16 +184,21 @@ class UnlikeCost:
             return gathered_s(wanted, had), 0.0
         return 0.0, gathered_s(had, wanted)
 
-    def _once_s(self, draft: Draft, name: str) -> float:
+    def _crossed_bytes(self, cut: int, microbatch: int) -> int:
+        """Of all that is made before a cut and read after it."""
+        crossing = self._of(1).cost.traffic.crossing(cut, Strategy(), microbatch)
+        return sum(message.n_bytes for message in crossing)
+
+    def _once(self, draft: Draft, name: str) -> RankTime:
         strategy = draft.strategies[name]
-        data, size = self._of(strategy.tp).cost.data, self.size(draft, strategy)
-        return data.layer_s(name, strategy, draft.pp, draft.microbatches, size, draft)
+        data, size = self._of(strategy.tp).cost.data, draft.microbatch_of(strategy)
+        return data.layer_once(name, strategy, draft.pp, size, draft)
 
     def _sent_s(self, draft: Draft, names: Sequence[str]) -> float:
         """What the last of these layers hands on to the next stage."""
         strategy = draft.strategies[names[-1]]
         crossing = self._of(strategy.tp).cost.crossing_s(
-            strategy, draft.pp, self.size(draft, strategy)
+            strategy, draft.pp, draft.microbatch_of(strategy)
         )
         return crossing[self._names.index(names[-1])]
 

@@ -74,7 +74,7 @@ def _chain(instance: Instance, below: float, end_s: float) -> Assignment:
     if bounds[0].value >= below * (1 - TOLERANCE):
         return replace(best, proved=True, bound_s=min(best.bound_s, below))
     for width in _WIDTHS:
-        found, dropped = _pass(instance, families, bounds, below, width)
+        found, dropped = _pass(instance, families, bounds, below, width, end_s)
         if found.objective_s < below:
             best, below = replace(found, bound_s=best.bound_s), found.objective_s
         if dropped >= below * (1 - TOLERANCE):
@@ -156,9 +156,17 @@ def _joined(parts: list[_Labels]) -> _Labels:
 
 
 def _pass(
-    instance: Instance, families: Index, bounds: list[Bound], below: float, width: int
+    instance: Instance,
+    families: Index,
+    bounds: list[Bound],
+    below: float,
+    width: int,
+    end_s: float,
 ) -> tuple[Assignment, float]:
-    """The best found with so many labels a layer, and the lowest bound of those dropped."""
+    """The best found with so many labels a layer, and the lowest bound of those dropped.
+
+    After `end_s` nothing more is looked at: then nothing is found, and the bound is 0.
+    """
     rests = np.stack([bound.rest for bound in bounds])
     owns = np.stack([_own(instance, bound) for bound in bounds])
     left = np.array([instance.beta - b.prices.stage.sum() - b.prices.border.sum() for b in bounds])
@@ -189,6 +197,8 @@ def _pass(
     labels = labels.take(np.isfinite(labels.total) & (labels.held <= instance.capacity[0]))
     history = [labels]
     for layer in range(1, instance.n_layers):
+        if time.monotonic() > end_s:
+            return Assignment(), 0.0
         parts = [_stay(instance, bounds, owns, labels, layer)]
         if instance.n_stages > 1:
             parts.append(_go(instance, bounds, owns, labels, layer))

@@ -5,6 +5,9 @@ from __future__ import annotations
 import math
 from functools import cache
 from pathlib import Path
+from typing import Annotated
+
+import msgspec
 
 from ...errors import ConfigError, Violation
 from .kind import ComputeKind
@@ -21,7 +24,7 @@ class File(ComputeKind, frozen=True, kw_only=True, tag="file", tag_field="kind")
             take lines from the first again.
     """
 
-    path: str
+    path: Annotated[str, msgspec.Meta(examples=["seconds.txt"])]
 
     def gradient_s(self, rank: int, n: int, batch: int, seed: int) -> float:
         """As listed.

@@ -1,0 +1,139 @@
+"""Layers laid out unlike each other: what is offered, in numbers, and whether it fits.
+
+Numbers of a layer are those of outlines in which all layers are laid out as it is; beside these
+stand what moves between layouts (`cost.unlike`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import groupby
+
+import msgspec
+import numpy as np
+
+from ..cluster.types import Cluster
+from ..graph.layer import LayerGraph
+from ..profile.record import Profile
+from .cost.layers import LayerCosts
+from .cost.memory import Memory
+from .cost.unlike import UnlikeCost
+from .draft import Draft, Strategy
+from .outline import Outline
+from .room import Fitting, Room
+from .solve.instance import Array, Instance
+from .space import Space
+
+
+def unlike_spaces(spaces: Iterable[Space]) -> Iterator[Space]:
+    """For each number of pipeline ranks, and of devices of one, all layouts of `spaces` together.
+
+    None where there is one layout only, or where layers take statistics over their microbatch.
+    """
+    found: dict[tuple[int, int], list[Space]] = {}
+    for space in spaces:
+        for n in sorted({strategy.n_devices for strategy in space.strategies}):
+            found.setdefault((space.pp, n), []).append(space)
+    for (_, n), members in found.items():
+        offered = dict.fromkeys(
+            strategy
+            for space in members
+            for strategy in space.strategies
+            if strategy.n_devices == n
+        )
+        strategies = sorted(offered, key=_layout)
+        if len(set(map(_layout, strategies))) > 1 and not members[0].normed:
+            yield msgspec.structs.replace(members[0], strategies=tuple(strategies), unlike=True)
+
+
+class UnlikeCosts:
+    """Instances of outlines of several layouts; `costs_of` gives those of so many tensor parts."""
+
+    def __init__(
+        self,
+        graph: LayerGraph,
+        profile: Profile,
+        cluster: Cluster,
+        costs_of: Callable[[int], LayerCosts],
+    ) -> None:
+        self._of, self._n_cuts = costs_of, len(graph.layers) - 1
+        self.cost = UnlikeCost(graph, profile, costs_of)
+        self.fitting = UnlikeFitting(self.cost, costs_of(1).fitting.memory, profile, cluster)
+        self.tied = costs_of(1).tied
+
+    def instance(self, outline: Outline) -> Instance:
+        """The numbers of an outline, its strategies layout by layout."""
+        alike = [(self._of(each.layout.tp), each) for each in _alike(outline)]
+        reducing = np.min([costs.reducing_bytes(each) for costs, each in alike], axis=0)
+        found = [costs.instance(each, reducing) for costs, each in alike]
+        inside = self._moved([each for _, each in alike])
+        between = np.concatenate([each.between[:, :, :1] for each in found], axis=1) + inside
+        return Instance(
+            time=np.concatenate([each.time for each in found], axis=2),
+            memory=np.concatenate([each.memory for each in found], axis=2),
+            capacity=found[0].capacity,
+            inside=inside,
+            between=between,
+            alpha=found[0].alpha,
+            beta=found[0].beta,
+        )
+
+    def least_s(self, outline: Outline) -> float:
+        """A time that no assignment goes below: that of the fastest layout."""
+        return min(self._of(each.layout.tp).least_s(each) for each in _alike(outline))
+
+    def _moved(self, alike: Sequence[Outline]) -> Array:
+        """Seconds a microbatch from each strategy to each (L - 1, K, K)."""
+        of = np.repeat(np.arange(len(alike)), [len(each.strategies) for each in alike])
+        moved = np.zeros((self._n_cuts, len(alike), len(alike)))
+        for cut in range(self._n_cuts):
+            for row, before in enumerate(alike):
+                for column, after in enumerate(alike):
+                    whole = after.microbatch * after.layout.data
+                    each = before.layout, after.layout, cut, whole, after.space.pp
+                    moved[cut, row, column] = sum(self.cost.moved_s(*each))
+        return moved[:, of[:, None], of[None, :]]
+
+
+class UnlikeFitting(Fitting):
+    """Rooms of drafts whose layers are laid out unlike each other, all shards alike."""
+
+    def __init__(
+        self, cost: UnlikeCost, memory: Memory, profile: Profile, cluster: Cluster
+    ) -> None:
+        super().__init__(memory, profile, cluster)
+        self._cost = cost
+
+    def __call__(self, draft: Draft) -> Room:
+        """Bytes that the tightest device has and needs."""
+        n = draft.strategy.n_devices
+        rooms = []
+        for pipe in range(draft.pp):
+            have = self.have_bytes[pipe * n : pipe * n + n]
+            device = pipe * n + have.index(min(have))
+            need = self._cost.causes(draft, pipe)
+            rooms.append(Room(device=device, have_bytes=min(have), need_bytes=need))
+        return max(rooms, key=lambda room: room.over_bytes)
+
+    def shortfalls(self, draft: Draft) -> tuple[int, ...]:
+        """Bytes that the fullest device of each pipeline rank lacks; below 0: has left."""
+        n, have = draft.strategy.n_devices, self.have_bytes
+        return tuple(
+            sum(self._cost.causes(draft, pipe).values()) - min(have[pipe * n : pipe * n + n])
+            for pipe in range(draft.pp)
+        )
+
+    def by_device(self, draft: Draft) -> tuple[Mapping[str, int], ...]:
+        """Peak bytes by cause of every device of a draft; equal devices share one mapping."""
+        causes = [self._cost.causes(draft, pipe) for pipe in range(draft.pp)]
+        return tuple(each for each in causes for _ in range(draft.strategy.n_devices))
+
+
+def _layout(strategy: Strategy) -> tuple[int, bool, int, int]:
+    return strategy.tp, strategy.sp, strategy.shard, strategy.replica
+
+
+def _alike(outline: Outline) -> Iterator[Outline]:
+    """Its parts of one layout each, in the order of its strategies."""
+    for _, strategies in groupby(outline.strategies, key=_layout):
+        yield msgspec.structs.replace(outline, strategies=tuple(strategies))
