@@ -20,6 +20,7 @@ from polyreme.profile.store import (
     cached,
     inputs_hash,
     load,
+    missing,
     save,
     valid,
     versions,
@@ -211,16 +212,19 @@ def test_a_valid_profile_is_reused_and_a_stale_one_says_what_differs(tmp_path: P
     profile = profile_of()
     good = ("aa", "2 x CPU", {"polyreme": "1", "torch": "2"})
     assert valid(profile, *good) == []
-    assert "bb" in valid(profile, "bb", *good[1:])[0]
+    assert valid(profile, "graph:b precision:bf16", *good[1:]) == [
+        "graph: made for another model, or other lengths of samples",
+        f"precision: made at {profile.precision}, wanted bf16",
+    ]
     assert "4 x CPU" in valid(profile, "aa", "4 x CPU", good[2])[0]
     assert valid(profile, "aa", "2 x CPU", {"polyreme": "1", "torch": "3"}) == [
         "torch: made with 2, this is 3"
     ]
-    assert len(valid(profile, "bb", "other", {})) == 4
+    assert len(valid(profile, "cluster:b", "other", {})) == 4
     save(profile, cache_path(tmp_path, "aa"))
     assert cached(tmp_path, *good) == profile
     assert cached(tmp_path, "aa", "4 x CPU", good[2]) is None
-    assert cached(tmp_path, "bb", *good[1:]) is None
+    assert cached(tmp_path, "graph:b", *good[1:]) is None
 
 
 def test_the_hash_changes_with_each_input() -> None:
@@ -234,6 +238,26 @@ def test_the_hash_changes_with_each_input() -> None:
     }
     assert len(hashes) == 4
     assert inputs_hash(tiny_graph("linear"), parse("preset:2xH100"), "bf16") in hashes
+
+
+def test_what_differs_between_inputs_is_named() -> None:
+    graph, cluster = tiny_graph("linear"), parse("preset:2xH100")
+    made = profile_of(inputs_hash=inputs_hash(graph, cluster, "bf16"))
+    wanted = inputs_hash(tiny_graph("linear", "linear"), parse("preset:4xH100"), "fp32")
+    named = [reason.split(":")[0] for reason in valid(made, wanted, made.hardware, made.versions)]
+    assert named == ["graph", "cluster", "precision"]
+    same = inputs_hash(graph, cluster, "bf16")
+    assert valid(made, same, made.hardware, made.versions) == []
+
+
+def test_a_missing_entry_is_named() -> None:
+    profile = profile_of()
+    (kind,) = profile.layers
+    alone = msgspec.structs.replace(profile, collectives={})
+    assert missing(alone, [kind, "head", "head"], 1) == ["layers.head"]
+    assert missing(alone, [kind], 2) == [
+        "collectives.all_reduce", "collectives.all_gather", "collectives.reduce_scatter"
+    ]  # fmt: skip
 
 
 def test_a_cluster_from_its_file_hashes_like_the_original(tmp_path: Path) -> None:

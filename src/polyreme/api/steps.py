@@ -173,15 +173,16 @@ def given_profile(problem: Problem, profile: str | Path | Profile) -> Profile:
     found = profile if isinstance(profile, Profile) else store.load(Path(profile))
     wanted = store.inputs_hash(problem.graph, problem.cluster, problem.workload.precision)
     reasons = store.valid(found, wanted, hardware(problem.cluster), found.versions)
+    kinds = [layer.kind for layer in problem.graph.layers]
+    reasons = reasons or [
+        f"lacks {name}" for name in store.missing(found, kinds, problem.cluster.n_devices)
+    ]
     if reasons:
+        value = "a profile" if isinstance(profile, Profile) else str(profile)
+        legal = "a profile of this model, cluster and precision (polyreme profile)"
         raise ConfigError(
             [
-                Violation(
-                    path="--profile",
-                    value="a profile" if isinstance(profile, Profile) else str(profile),
-                    rule=reason,
-                    legal="a profile of this model, cluster and precision (polyreme profile)",
-                )
+                Violation(path="--profile", value=value, rule=reason, legal=legal)
                 for reason in reasons
             ]
         )

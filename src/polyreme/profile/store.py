@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import platform
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -16,13 +16,18 @@ from ..cluster import detect
 from ..cluster.types import Cluster
 from ..errors import ConfigError, Violation
 from ..graph.layer import LayerGraph
-from .record import Profile
+from .record import Collective, Profile
+
+_ANOTHER = {
+    "graph": "another model, or other lengths of samples",
+    "cluster": "another cluster (hosts, devices or links)",
+}
 
 
 def inputs_hash(graph: LayerGraph, cluster: Cluster, precision: str) -> str:
-    """What a profile depends on, as one word: graph, cluster, precision."""
-    payload = msgspec.json.encode((graph.fingerprint, cluster, precision))
-    return hashlib.sha256(payload).hexdigest()[:16]
+    """What a profile depends on, in words: ``graph:.. cluster:.. precision:..``."""
+    links = hashlib.sha256(msgspec.json.encode(cluster)).hexdigest()[:16]
+    return f"graph:{graph.fingerprint} cluster:{links} precision:{precision}"
 
 
 def versions() -> dict[str, str]:
@@ -87,12 +92,11 @@ def valid(profile: Profile, inputs: str, hardware: str, versions: Mapping[str, s
     `inputs` is the `inputs_hash` wanted. Of an assumed profile
     only polyreme's own version counts.
     """
-    reasons = []
-    if profile.inputs_hash != inputs:
-        reasons.append(
-            f"inputs: made for {profile.inputs_hash}, wanted {inputs} "
-            "(model, sequence length, cluster or precision changed)"
-        )
+    was, now = _inputs(profile.inputs_hash), _inputs(inputs)
+    changed = [name for name in now if was.get(name) != now[name]]
+    reasons = [f"{name}: made for {_ANOTHER[name]}" for name in changed if name in _ANOTHER]
+    if "precision" in changed:
+        reasons.append(f"precision: made at {profile.precision}, wanted {now['precision']}")
     if profile.hardware != hardware:
         reasons.append(f"hardware: made on {profile.hardware}, this is {hardware}")
     for name in sorted({*profile.versions, *versions}):
@@ -100,6 +104,18 @@ def valid(profile: Profile, inputs: str, hardware: str, versions: Mapping[str, s
         if before != now and (name == "polyreme" or not profile.assumed):
             reasons.append(f"{name}: made with {before}, this is {now}")
     return reasons
+
+
+def missing(profile: Profile, kinds: Iterable[str], n_devices: int) -> list[str]:
+    """Entries that plans over so many devices need and the profile lacks, as paths in its file."""
+    lacking = [f"layers.{kind}" for kind in dict.fromkeys(kinds) if kind not in profile.layers]
+    needed: tuple[Collective, ...] = ("all_reduce", "all_gather", "reduce_scatter")
+    absent = [op for op in needed if n_devices > 1 and not profile.collectives.get(op)]
+    return [*lacking, *(f"collectives.{op}" for op in absent)]
+
+
+def _inputs(text: str) -> dict[str, str]:
+    return dict(part.partition(":")[::2] for part in text.split())
 
 
 def cache_folder(environment: Mapping[str, str]) -> Path:
@@ -112,7 +128,7 @@ def cache_folder(environment: Mapping[str, str]) -> Path:
 
 def cache_path(folder: Path, inputs: str) -> Path:
     """The kept profile for an `inputs_hash`; it need not exist."""
-    return folder / f"profile-{inputs}.json"
+    return folder / f"profile-{hashlib.sha256(inputs.encode()).hexdigest()[:16]}.json"
 
 
 def cached(folder: Path, inputs: str, hardware: str, versions: Mapping[str, str]) -> Profile | None:
