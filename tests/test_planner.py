@@ -223,6 +223,9 @@ def test_infeasible_offers_devices_and_memory_that_suffice():
         find(1, least - 1)
     ways = caught.value.ways_out
     assert "2 devices" in ways
+    assert len(ways) >= 3
+    (both,) = [way for way in ways if way.endswith("memory each")]
+    assert both.startswith("2 devices with at least")
     assert ways[-1] == f"devices with at least {show_bytes(least)} of memory"
     assert find(2, least - 1)
     assert find(1, least)

@@ -44,6 +44,8 @@ def ways_out(problem: Problem, prices: Prices) -> tuple[str, ...]:
         *_smaller_batch(problem, prices),
         *_more_devices(problem, prices),
     ]
+    if len(ways) < 2:
+        ways += _more_of_larger(problem, prices)
     least = _least_need(problem, prices)
     return (*ways, f"devices with at least {show_bytes(least)} of memory")
 
@@ -79,14 +81,28 @@ def _smaller_batch(problem: Problem, prices: Prices) -> Iterator[str]:
 
 def _more_devices(problem: Problem, prices: Prices) -> Iterator[str]:
     """Twice as many, and so on, each with the drafts that cut most."""
-    larger = problem.cluster
+    larger = problem
     if problem.parallel.shard is not None and problem.parallel.replica is not None:
         return
-    while larger.n_devices <= MOST_DEVICES // 2:
-        larger = msgspec.structs.replace(larger, hosts=larger.hosts * 2)
-        if _some_fits(msgspec.structs.replace(problem, cluster=larger), prices):
-            yield f"{larger.n_devices} devices"
+    while larger.cluster.n_devices <= MOST_DEVICES // 2:
+        larger = _doubled(larger)
+        if _some_fits(larger, prices):
+            yield f"{larger.cluster.n_devices} devices"
             return
+
+
+def _more_of_larger(problem: Problem, prices: Prices) -> Iterator[str]:
+    """Twice as many devices, each with less memory than as many as there are would need."""
+    twice = _doubled(problem)
+    if twice.spaces() and (least := _least_need(twice, prices)) < _least_need(problem, prices):
+        yield f"{twice.cluster.n_devices} devices with at least {show_bytes(least)} of memory each"
+
+
+def _doubled(problem: Problem) -> Problem:
+    hosts = problem.cluster.hosts * 2
+    return msgspec.structs.replace(
+        problem, cluster=msgspec.structs.replace(problem.cluster, hosts=hosts)
+    )
 
 
 def _change(problem: Problem, changes: dict[str, None]) -> Problem:

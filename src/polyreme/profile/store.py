@@ -92,11 +92,11 @@ def valid(profile: Profile, inputs: str, hardware: str, versions: Mapping[str, s
     `inputs` is the `inputs_hash` wanted. Of an assumed profile
     only polyreme's own version counts.
     """
-    was, now = _inputs(profile.inputs_hash), _inputs(inputs)
-    changed = [name for name in now if was.get(name) != now[name]]
+    made_for, wanted = _inputs(profile.inputs_hash), _inputs(inputs)
+    changed = [name for name in wanted if made_for.get(name) != wanted[name]]
     reasons = [f"{name}: made for {_ANOTHER[name]}" for name in changed if name in _ANOTHER]
     if "precision" in changed:
-        reasons.append(f"precision: made at {profile.precision}, wanted {now['precision']}")
+        reasons.append(f"precision: made at {profile.precision}, wanted {wanted['precision']}")
     if profile.hardware != hardware:
         reasons.append(f"hardware: made on {profile.hardware}, this is {hardware}")
     for name in sorted({*profile.versions, *versions}):
