@@ -14,6 +14,7 @@ from polyreme.errors import ConfigError
 from polyreme.plan.check import check
 from polyreme.plan.explain import summary, text, unused
 from polyreme.plan.options import Parallel
+from polyreme.plan.order import ORDERS
 from polyreme.plan.order.kind import bottleneck_s
 from polyreme.plan.order.one_f_one_b import OneFOneB
 from polyreme.planner import search as search_module
@@ -240,3 +241,44 @@ def test_a_priced_plan_tells_of_its_own_price_alone():
     assert said.startswith("priced, not searched; 2 devices stay unused (2 to 3)")
     assert "candidates" not in said
     assert "slower" not in said
+
+
+@pytest.mark.parametrize("memory", [2**30, 60_000])
+def test_an_order_that_is_left_to_the_planner_is_never_slower(memory):
+    given = GRAPH, cluster(4, memory_bytes=memory), profile(collective_ms=0.01), workload(12)
+    fixed = {"pp": 2, "level": "none", "recompute": "none"}
+    (usual,) = search(*given, Parallel(**fixed), top=1)
+    plans = search(*given, Parallel(order="any", **fixed), top=3)
+    assert usual.order_name == "1f1b"
+    assert plans[0].order_name != "1f1b"
+    assert plans[0].estimate.step_s < usual.estimate.step_s
+    assert not plans[0].search.proved
+    assert _need(plans[0]) <= memory
+    for plan in plans:
+        assert check(plan, GRAPH, given[1], workload(12)) == []
+        assert plan.order_name in ORDERS
+        assert ORDERS[plan.order_name].synchronous
+
+
+def test_gradients_of_weights_wait_only_where_nothing_is_run_or_gathered_again():
+    """The bubble of zero-bubble orders stays where layers are sharded or recomputed."""
+    given = GRAPH, cluster(4), profile(collective_ms=0.0), workload(16)
+
+    def step_s(order, **how):
+        parallel = Parallel(pp=2, order=order, microbatch=1, tp=1, **how)
+        return search(*given, parallel, top=1)[0].estimate.step_s
+
+    for how in ({"recompute": "all"}, {"shard": 2, "level": "params", "recompute": "none"}):
+        assert step_s("zb-h1", **how) == pytest.approx(step_s("1f1b", **how))
+    kept = {"recompute": "none", "level": "none"}
+    assert step_s("zb-h1", **kept) < 0.99 * step_s("1f1b", **kept)
+
+
+def test_any_order_may_be_left_open_where_there_is_no_pipeline():
+    (plan,) = _search(Parallel(order="any", pp=1))
+    assert plan.order_name == ""
+    (plan,) = _search(Parallel(order="any", pp=2, stages=(1, 2, 2, 2)))
+    assert [len(stage.layers) for stage in plan.stages] == [1, 2, 2, 2]
+    assert ORDERS[plan.order_name].chunks == 2
+    with pytest.raises(ConfigError, match="is for 3 stages, and there are 2"):
+        _search(Parallel(order="any", pp=2, stages=(3, 2, 2)))

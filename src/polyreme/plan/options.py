@@ -9,7 +9,7 @@ import msgspec
 
 from ..errors import Violation, literal, nearest_first
 from .ir import Level
-from .order import ORDERS
+from .order import ANY, ORDERS, families
 from .order.kind import Order
 
 DEFAULT_ORDER = "1f1b"
@@ -35,7 +35,8 @@ class Parallel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             or each those that suit it ("unlike": planned, not executable yet).
         microbatch: Samples per device and pass; the rest of the batch is accumulated.
         recompute: Whether activations are computed again in the backward pass.
-        order: Order of a pipeline's actions ("1f1b" if not given); `polyreme list orders` has all.
+        order: Order of a pipeline's actions ("1f1b" if not given, "any" to let the planner choose);
+            `polyreme list orders` has all.
         bucket_bytes: Size at which a bucket of gradients is reduced; by the profile's latencies
             and bandwidths (as MG-WFBP), if not given.
         overlap: Whether gradients are reduced while the backward pass runs.
@@ -102,13 +103,14 @@ class Parallel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     def _pipeline(self) -> Iterator[Violation]:
         """An order that there is, and stages, for a pipeline."""
-        known = self.order is None or self.order in ORDERS
+        known = self.order in (None, ANY) or self.order in ORDERS
         if not known:
             legal = ", ".join(map(literal, nearest_first(str(self.order), list(ORDERS))))
             yield _refused("order", self.order, "is no order", legal)
         if (self.pp or 1) == 1:
             rule = f"belongs to a pipeline, and {_none('pp', self.pp)}"
-            alone = {"order": self.order if known else None, "stages": self.stages}
+            named = self.order if known and self.order != ANY else None
+            alone = {"order": named, "stages": self.stages}
             for name, value in alone.items():
                 if value is not None:
                     yield _refused(name, value, rule, "leave it out (or parallel.pp > 1)")
@@ -116,7 +118,8 @@ class Parallel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             return
         elif self.stages is not None and self.pp is not None:
             n_stages = self.pp * self.pipeline.chunks
-            if len(self.stages) != n_stages:
+            chunks = {each[0].chunks for each in families()} if self.order == ANY else set()
+            if len(self.stages) not in {n_stages, *(self.pp * each for each in chunks)}:
                 given = len(self.stages)
                 rule = f"is for {given} stage{'s' * (given > 1)}, and there are {n_stages}"
                 if self.pipeline.chunks > 1:

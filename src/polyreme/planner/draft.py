@@ -46,6 +46,11 @@ class Strategy(msgspec.Struct, frozen=True, kw_only=True):
         return self.data * self.tp
 
     @property
+    def halves(self) -> bool:
+        """Whether gradients of weights can wait: not where a layer is gathered or run again."""
+        return self.level == "none" and not self.recompute
+
+    @property
     def layout(self) -> Strategy:
         """Where its devices and its tokens are: the same without level and recomputation."""
         return msgspec.structs.replace(self, level="none", recompute=False)

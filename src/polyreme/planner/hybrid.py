@@ -11,7 +11,8 @@ from ..errors import ConfigError
 from ..graph.layer import LayerGraph
 from ..plan.degrees import refused_sp, refused_tp
 from ..plan.ir import Workload
-from ..plan.options import Parallel
+from ..plan.options import DEFAULT_ORDER, Parallel
+from ..plan.order import ANY, ORDERS, families
 from .space import ALL_COUNTS_UP_TO, Space, offer
 
 
@@ -64,8 +65,7 @@ def _offered(
         empty = False
         yield space
     if empty:
-        assert refused is not None, "there is a cut for each fix"
-        raise refused
+        raise refused or ConfigError(parallel.check())
 
 
 def _cuts(graph: LayerGraph, cluster: Cluster, parallel: Parallel) -> Iterator[Parallel]:
@@ -78,7 +78,23 @@ def _cuts(graph: LayerGraph, cluster: Cluster, parallel: Parallel) -> Iterator[P
             for pp in pps:
                 if n > ALL_COUNTS_UP_TO and not (parallel.pp and parallel.tp) and n % (tp * pp):
                     continue
-                yield msgspec.structs.replace(parallel, tp=tp, sp=sp, pp=pp)
+                for order in _orders(pp, parallel):
+                    yield msgspec.structs.replace(parallel, tp=tp, sp=sp, pp=pp, order=order)
+
+
+def _orders(pp: int, parallel: Parallel) -> tuple[str | None, ...]:
+    """As the user says, or one for each way that stages may lie; others are tried later."""
+    if parallel.order != ANY:
+        return (parallel.order,)
+    if pp == 1:
+        return (None,)
+    usual = ORDERS[DEFAULT_ORDER]
+    return tuple(
+        order.name
+        for family in families()
+        for order in (usual if usual in family else family[0],)
+        if parallel.stages is None or len(parallel.stages) == pp * order.chunks
+    )
 
 
 def _parts(graph: LayerGraph, n: int, tp: int) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import msgspec
 import numpy as np
@@ -15,6 +15,7 @@ from ..graph.layer import LayerGraph
 from ..plan.check_played import version_violations
 from ..plan.ir import Plan, Point, Rejected, Search, Workload, hash_inputs
 from ..plan.options import Parallel
+from ..plan.order import ANY, families
 from ..profile.fit import Fit
 from ..profile.record import Profile
 from ..units import show_bytes, show_seconds
@@ -84,6 +85,8 @@ def search(
     by_hand = sweep(grid, end_s=start_s + DEADLINE_S)
     drafts = [*_all_alike(offered), *(draft for _, draft in (*by_hand.found, *swept.found))]
     candidates = _judged(drafts, prices, top)
+    if parallel.order == ANY:
+        candidates = _judged([*drafts, *_in_other_orders(candidates)], prices, top)
     if not candidates or not candidates[0].room.fits:
         problem = Problem(graph=graph, cluster=cluster, workload=workload, parallel=parallel)
         raise _infeasible(_nearest_miss(offered, candidates, prices), problem, prices)
@@ -124,6 +127,20 @@ def search(
         front=front(candidate.point for candidate in candidates),
     )
     return (msgspec.structs.replace(plans[0], search=record), *plans[1:])
+
+
+def _in_other_orders(candidates: Sequence[Candidate]) -> Iterator[Draft]:
+    """Those that fit and are near the best, in orders whose stages lie as theirs do."""
+    near = [each for each in candidates if each.room.fits]
+    for candidate in near:
+        draft = candidate.draft
+        if candidate.time.step_s > (1 + TUNED_WITHIN) * near[0].time.step_s or not draft.stages:
+            continue
+        for family in families():
+            names = {order.name for order in family}
+            for order in family if draft.order in names else ():
+                if order.name != draft.order and not order.refused(draft.pp, draft.microbatches):
+                    yield msgspec.structs.replace(draft, order=order.name)
 
 
 class Candidate(msgspec.Struct, frozen=True, kw_only=True):

@@ -41,6 +41,21 @@ ORDERS: Mapping[str, Order] = {
 }
 
 
+ANY = "any"  # in place of a name: the planner chooses
+
+
+def families() -> tuple[tuple[Order, ...], ...]:
+    """Orders that a planner may choose from, together where their stages lie alike.
+
+    Left out: those that train otherwise than one device, cut samples, or take seconds to make.
+    """
+    found: dict[object, list[Order]] = {}
+    for order in ORDERS.values():
+        if order.synchronous and order.slices == 1 and order.name != Searched.name:
+            found.setdefault((order.copies, order.placements(4)), []).append(order)
+    return tuple(map(tuple, found.values()))
+
+
 def find(name: str, path: str = "parallel.order") -> Order:
     """The order of that name; `path` is where it was asked for.
 

@@ -1,7 +1,8 @@
 """Stages: the order of their passes played on a clock, with what goes from stage to stage.
 
 Passes of a stage take what its layers take of the largest microbatch, or of a tensor part's share
-of it, and what these parts exchange. A backward pass counts half for inputs and half for weights.
+of it, and what these parts exchange. A backward pass counts half for inputs and half for weights,
+but where a layer is gathered or run again for it: there all of it is for inputs.
 What of the data axes' exchanges is not hidden, sums over holders of the same parameters, and the
 update, count for the pipeline rank that has most.
 """
@@ -54,7 +55,8 @@ class StepCost:
             draft = msgspec.structs.replace(draft, actions=self._actions(draft, costs))
             makespan_s = self._makespan_s(draft.actions, len(draft.stages), costs)
         else:
-            makespan_s = draft.microbatches * (costs.forward[0] + costs.inputs[0] * 2)
+            each_s = costs.forward[0] + costs.inputs[0] + costs.weights[0]
+            makespan_s = draft.microbatches * each_s
         ranks = [self.data.rank(draft, pipe) for pipe in range(draft.pp)]
         exchanged = [self._exchanged_s(draft, pipe) for pipe in range(draft.pp)]
         parts_s = min(max(each["parts"] for each in exchanged), makespan_s)
@@ -94,15 +96,19 @@ class StepCost:
         """Of each stage's passes over one microbatch."""
         stages, size = draft.stages or (tuple(draft.strategies),), draft.microbatch
         passes = [
-            [self.passes_s(name, draft.strategies[name], size, draft.pp) for name in names]
+            [
+                (*self.passes_s(name, strategy, size, draft.pp), strategy.halves)
+                for name in names
+                for strategy in (draft.strategies[name],)
+            ]
             for names in stages
         ]
-        forward = [sum(there for there, _ in each) for each in passes]
-        backward = [sum(back for _, back in each) / 2 for each in passes]
+        whole = [sum(back for _, back, _ in each) for each in passes]
+        weights = [sum(back / 2 for _, back, halves in each if halves) for each in passes]
         return Costs(
-            forward=tuple(forward),
-            inputs=tuple(backward),
-            weights=tuple(backward),
+            forward=tuple(sum(there for there, _, _ in each) for each in passes),
+            inputs=tuple(both - later for both, later in zip(whole, weights, strict=True)),
+            weights=tuple(weights),
             send=self._send_s(draft) if draft.stages else 0.0,
             slices=self._shares(draft),
         )

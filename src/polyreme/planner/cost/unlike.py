@@ -46,7 +46,8 @@ class UnlikeCost:
         if draft.stages:
             makespan_s = play(draft.actions, len(draft.stages), costs).makespan_s
         else:
-            makespan_s = draft.microbatches * (costs.forward[0] + 2 * costs.inputs[0])
+            each_s = costs.forward[0] + costs.inputs[0] + costs.weights[0]
+            makespan_s = draft.microbatches * each_s
         return self._step(draft, makespan_s)
 
     def sketched(self, draft: Draft) -> StepTime:
@@ -69,9 +70,9 @@ class UnlikeCost:
         stages = draft.stages or (tuple(draft.strategies),)
         passes = [self._stage_s(draft, names) for names in stages]
         return Costs(
-            forward=tuple(there for there, _ in passes),
-            inputs=tuple(back / 2 for _, back in passes),
-            weights=tuple(back / 2 for _, back in passes),
+            forward=tuple(there for there, _, _ in passes),
+            inputs=tuple(back - later for _, back, later in passes),
+            weights=tuple(later for _, _, later in passes),
             send=max(map(functools.partial(self._sent_s, draft), stages[:-1]), default=0.0),
         )
 
@@ -132,21 +133,25 @@ class UnlikeCost:
         anew = sum(found_bytes[cause] for cause in ("activations", "logits", "buffers"))
         return {**found_bytes, "slack": math.ceil(SLACK_SHARE * anew)}
 
-    def _stage_s(self, draft: Draft, names: Sequence[str]) -> tuple[float, float]:
-        """Forward and backward seconds of a stage's layers and of what stands before each."""
-        forward_s = backward_s = 0.0
+    def _stage_s(self, draft: Draft, names: Sequence[str]) -> tuple[float, float, float]:
+        """Forward and backward seconds of a stage's layers and of what stands before each.
+
+        And what of the latter can wait: half of the layers' own, where these have halves.
+        """
+        forward_s = backward_s = later_s = 0.0
         for name in names:
             strategy = draft.strategies[name]
             cost, size = self._of(strategy.tp).cost, draft.microbatch_of(strategy)
             there_s, back_s = cost.passes_s(name, strategy, size, draft.pp)
             forward_s, backward_s = forward_s + there_s, backward_s + back_s
+            later_s += back_s / 2 if strategy.halves else 0.0
             at = self._names.index(name)
             if at:
                 before = draft.strategies[self._names[at - 1]]
                 microbatch = size * strategy.data
                 there_s, back_s = self.moved_s(before, strategy, at - 1, microbatch, draft.pp)
                 forward_s, backward_s = forward_s + there_s, backward_s + back_s
-        return forward_s, backward_s
+        return forward_s, backward_s, later_s
 
     def moved_s(
         self, before: Strategy, after: Strategy, cut: int, microbatch: int, pp: int
