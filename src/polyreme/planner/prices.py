@@ -18,7 +18,7 @@ from .cost.pipeline import StepCost
 from .draft import Draft
 from .outline import Outline
 from .room import Fitting
-from .solve.instance import Instance
+from .solve.instance import Array, Instance
 from .unlike import UnlikeCosts
 
 
@@ -55,6 +55,9 @@ class Pricing(Protocol):
 
     def instance(self, outline: Outline) -> Instance:
         """The numbers of an outline."""
+
+    def moments(self, outline: Outline) -> tuple[Array, Array]:
+        """Bytes (L, K) of each layer while its gradients are reduced, and while it is gathered."""
 
     def least_s(self, outline: Outline) -> float:
         """A time that no assignment goes below."""

@@ -7,14 +7,16 @@ import heapq
 import itertools
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import count
 from typing import Protocol
 
 import msgspec
 import numpy as np
 
+from ..plan.order import ORDERS
+from .branch import Moments, Node, branch, lone_s
 from .draft import Draft
 from .outline import Outline, outlines
 from .prices import Pricing
@@ -24,6 +26,7 @@ from .space import Space
 
 N_BEST = 20
 _TIGHTENINGS = 8
+_BRANCHES = 24  # of an outline
 
 
 class Solve(Protocol):
@@ -56,26 +59,54 @@ class Swept:
 
 @dataclass(kw_only=True)
 class _Offered:
-    """An outline; its numbers are made when they are needed."""
+    """An outline; its numbers are made when they are needed. `found` says that it has a draft."""
 
     outline: Outline
     costs: Pricing
+    found: bool = False
+    branched: int = 0
 
     @functools.cached_property
-    def instance(self) -> Instance:
+    def moments(self) -> Moments:
+        """What layers take for a moment."""
+        reducing, passing = self.costs.moments(self.outline)
+        return Moments(reducing=reducing, passing=passing)
+
+    @functools.cached_property
+    def node(self) -> Node:
         """The numbers, with stages where the user fixed them."""
-        return _placed(self.costs.instance(self.outline), self.outline.space)
+        instance = _placed(self.costs.instance(self.outline), self.outline.space)
+        return Node.of(instance, self.moments, self.shared)
+
+    @property
+    def shared(self) -> int:
+        """Stages of a pipeline rank."""
+        order = ORDERS.get(self.outline.space.order)
+        return order.chunks * order.copies if order else 1
 
 
 @dataclass(kw_only=True)
 class _Open:
-    """An outline under way; `relaxed_s` is the optimum where only sums over layers must fit."""
+    """A part of an outline under way; `relaxed_s` is the optimum where sums over layers must fit.
+
+    `draft` is it, or one of less memory, `solved` as the solver gave it.
+    """
 
     offered: _Offered
-    instance: Instance | None = None
+    node: Node | None = None
     relaxed_s: float | None = None
+    solved: Assignment = field(default_factory=Assignment)
     draft: Draft | None = None
     left: int = _TIGHTENINGS
+
+    def branches(self, over: Sequence[int]) -> tuple[Node, ...]:
+        """Two parts of it, by the stage that lacks most, with all that fits; none: not known."""
+        assert self.node is not None, "it was solved"
+        offered = self.offered
+        if offered.shared > 1 or offered.branched >= _BRANCHES:
+            return ()
+        offered.branched += 1
+        return branch(self.node, offered.moments, self.solved, int(np.argmax(over)))
 
 
 class Sweep:
@@ -102,8 +133,9 @@ class Sweep:
         Objectives of `below` and more are not looked for. `tell` hears again and again how far
         the search is.
 
-        An outline is solved when no other has a lower bound; where the optimum of its sums over
-        layers does not fit after all, it is solved again with that much less memory.
+        An outline is solved when no other has a lower bound. Where the optimum of its sums over
+        layers does not fit after all, it is cut in two (`branch`), and where that says nothing, it
+        is solved again with that much less memory.
         """
         number = count()
         heap = [(bound, next(number), _Open(offered=each)) for bound, each in self._offered]
@@ -116,9 +148,11 @@ class Sweep:
             value, _, item = heapq.heappop(heap)
             if tell is not None:
                 tell(f"{len(found)} of at most {n_best} plans found, {1 + len(heap)} ways open")
-            if item.instance is None:
-                item.instance = item.offered.instance
-                bound = _least_s(item.instance)
+            if item.offered.found:
+                continue
+            if item.node is None:
+                item.node = item.offered.node
+                bound = _least_s(item.node.instance)
                 if np.isfinite(bound):
                     heapq.heappush(heap, (max(bound, value), next(number), item))
                 continue
@@ -126,19 +160,27 @@ class Sweep:
                 over = item.offered.costs.fitting.shortfalls(item.draft)
                 if max(over) <= 0:
                     found.append((value, item.draft))
+                    item.offered.found = True
+                    continue
+                nodes = item.branches(over) if item.left == _TIGHTENINGS else ()
+                for node in nodes:
+                    part = _Open(offered=item.offered, node=node)
+                    heapq.heappush(heap, (value, next(number), part))
+                if nodes:
+                    floor = min(floor, max(value, lone_s(item.node.instance)))
                     continue
                 floor = min(floor, item.relaxed_s or value)
                 if not item.left:
                     continue
-                item.instance = _tightened(item.instance, item.draft, over)
+                item.node = _tightened(item.node, item.solved, item.draft, over)
                 item.left -= 1
             left_s = max(1.0, end_s - time.monotonic())
-            solved = _solved(item.instance, item.offered, solve, below, left_s)
+            solved = _solved(item.node.instance, item.offered, solve, below, left_s)
             if not solved.proved:
                 floor = min(floor, solved.bound_s)
             if solved.stages:
                 item.relaxed_s = item.relaxed_s or solved.objective_s
-                item.draft = _draft(item.offered.outline, solved)
+                item.draft, item.solved = _draft(item.offered.outline, solved), solved
                 heapq.heappush(heap, (solved.objective_s, next(number), item))
         least = [value for value, _ in found] + [value for value, _, _ in heap]
         whole = not heap or len(found) >= n_best or heap[0][0] >= below
@@ -167,6 +209,7 @@ def _solved(
             each = replace(instance, time=time_s)
         limit = min(below, best.objective_s)
         found = _plainer(each, solve(each, below=limit, deadline_s=deadline_s))
+        found = _arranged(each, outline, found)
         better = found if found.objective_s < best.objective_s else best
         bound_s, proved = min(best.bound_s, found.bound_s), best.proved and found.proved
         best = replace(better, bound_s=bound_s, proved=proved)
@@ -186,6 +229,29 @@ def _plainer(instance: Instance, solved: Assignment) -> Assignment:
                 solved = replace(solved, strategies=strategies)
                 break
     return solved
+
+
+def _arranged(instance: Instance, outline: Outline, solved: Assignment) -> Assignment:
+    """Of layers of a stage that are alike, those that are recomputed first, as costs the same.
+
+    What a layer makes anew then takes the place of what layers after it have freed.
+    """
+    strategies = list(solved.strategies)
+    alike: dict[tuple[int, bytes, bytes], list[int]] = {}
+    for layer, stage in enumerate(solved.stages):
+        rows = instance.time[stage, layer].tobytes(), instance.memory[stage, layer].tobytes()
+        alike.setdefault((stage, *rows), []).append(layer)
+    for layers in alike.values():
+        chosen = sorted(
+            (strategies[layer] for layer in layers),
+            key=lambda k: not outline.strategies[k].recompute,
+        )
+        for layer, strategy in zip(layers, chosen, strict=True):
+            strategies[layer] = strategy
+    value = instance.objective_s(solved.stages, strategies)
+    if not value <= solved.objective_s * (1 + TOLERANCE):
+        return solved
+    return replace(solved, strategies=tuple(strategies))
 
 
 def _draft(outline: Outline, solved: Assignment) -> Draft:
@@ -223,12 +289,14 @@ def _least_s(instance: Instance) -> float:
     return float(instance.alpha * (each.sum() + sent) + instance.beta * longest)
 
 
-def _tightened(instance: Instance, draft: Draft, over: tuple[int, ...]) -> Instance:
-    """With less memory on the stages of ranks that lack some."""
-    capacity: Array = instance.capacity.copy()
+def _tightened(node: Node, solved: Assignment, draft: Draft, over: tuple[int, ...]) -> Node:
+    """With less memory on the stages of ranks that lack some, than what these hold now."""
+    held = node.instance.stage_times(solved.stages, solved.strategies)[2]
+    capacity: Array = node.instance.capacity.copy()
     for stage, ranks in enumerate(draft.holders):
         lacking = max(over[rank] for rank in ranks)
         if lacking > 0:
-            sharing = sum(ranks[0] in held for held in draft.holders)
-            capacity[stage] -= lacking / sharing + 1
-    return replace(instance, capacity=np.maximum(capacity, 1.0))
+            sharing = sum(ranks[0] in each for each in draft.holders)
+            capacity[stage] = min(capacity[stage], held[stage]) - lacking / sharing - 1
+    instance = replace(node.instance, capacity=np.maximum(capacity, 1.0))
+    return replace(node, instance=instance)

@@ -64,8 +64,7 @@ class UnlikeCosts:
     def instance(self, outline: Outline) -> Instance:
         """The numbers of an outline, its strategies layout by layout."""
         alike = [(self._of(each.layout.tp), each) for each in _alike(outline)]
-        reducing = np.min([costs.reducing_bytes(each) for costs, each in alike], axis=0)
-        found = [costs.instance(each, reducing) for costs, each in alike]
+        found = [costs.instance(each) for costs, each in alike]
         inside = self._moved([each for _, each in alike])
         between = np.concatenate([each.between[:, :, :1] for each in found], axis=1) + inside
         return Instance(
@@ -77,6 +76,12 @@ class UnlikeCosts:
             alpha=found[0].alpha,
             beta=found[0].beta,
         )
+
+    def moments(self, outline: Outline) -> tuple[Array, Array]:
+        """Bytes (L, K) of each layer while its gradients are reduced, and while it is gathered."""
+        found = [self._of(each.layout.tp).moments(each) for each in _alike(outline)]
+        reducing, passing = zip(*found, strict=True)
+        return np.concatenate(reducing, axis=1), np.concatenate(passing, axis=1)
 
     def least_s(self, outline: Outline) -> float:
         """A time that no assignment goes below: that of the fastest layout."""

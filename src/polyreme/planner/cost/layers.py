@@ -46,8 +46,8 @@ class LayerCosts:
         self._crossing = functools.cache(cost.crossing_s)
         self._known: dict[Any, float] = {}
 
-    def instance(self, outline: Outline, reducing: Array | None = None) -> Instance:
-        """The numbers of an outline; `reducing` takes the place of `reducing_bytes`."""
+    def instance(self, outline: Outline) -> Instance:
+        """The numbers of an outline."""
         space, microbatches = outline.space, outline.microbatches
         order = ORDERS[space.order] if space.order else None
         n_stages, n = len(space.sizes) or 1, len(self._graph.layers)
@@ -74,10 +74,6 @@ class LayerCosts:
         )
         logits = self._memory.loss_bytes(outline.layout) * size
         memory[-1, -1] += (1 + SLACK_SHARE) * logits
-        capacity = self._capacity(outline, order)
-        if n_stages == 1:  # which has the layer whose gradients take most while they are reduced
-            reducing = self.reducing_bytes(outline) if reducing is None else reducing
-            capacity -= (1 + SLACK_SHARE) * reducing.max()
         k = len(outline.strategies)
         between = np.zeros((n - 1, k, k))
         if n_stages > 1:
@@ -86,7 +82,7 @@ class LayerCosts:
         return Instance(
             time=np.broadcast_to(time, (n_stages, n, k)),
             memory=memory,
-            capacity=np.maximum(capacity, 1.0),
+            capacity=np.maximum(self._capacity(outline, order), 1.0),
             inside=np.zeros((n - 1, k, k)),
             between=between,
             alpha=alpha,
@@ -151,14 +147,12 @@ class LayerCosts:
             saved.append(row_saved)
         return np.array(stored, float), np.array(saved, float)
 
-    def reducing_bytes(self, outline: Outline) -> Array:
-        """What gradients of each layer take at least while they are reduced."""
-        least = [
-            min(self._memory.reducing_bytes(name, each) for each in outline.strategies)
-            for name in self._kinds
-        ]
-        found: Array = np.array(least, dtype=float)[self._index]
-        return found
+    def moments(self, outline: Outline) -> tuple[Array, Array]:
+        """Bytes (L, K) of each layer while its gradients are reduced, and while it is gathered."""
+        memory, strategies = self._memory, outline.strategies
+        reducing = [[memory.reducing_bytes(n, k) for k in strategies] for n in self._kinds]
+        passing = [[memory.passing_bytes(n, k) for k in strategies] for n in self._kinds]
+        return np.array(reducing, float)[self._index], np.array(passing, float)[self._index]
 
     def _capacity(self, outline: Outline, order: Order | None) -> Array:
         """Bytes that each stage has for its layers; ranks with several share theirs out evenly."""

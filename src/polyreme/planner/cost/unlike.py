@@ -94,24 +94,25 @@ class UnlikeCost:
         """Peak bytes by cause of the fullest device of a pipeline rank, in a backward pass."""
         held = Storage()
         kept = 0.0
-        most: dict[str, list[float]] = {"again": [0.0], "passing": [0.0], "reducing": [0.0]}
-        buffers = logits = 0.0
+        most: dict[str, list[float]] = {"passing": [0.0], "reducing": [0.0]}
+        buffers = logits = again = 0.0
         stages = draft.stages or (tuple(draft.strategies),)
         order = ORDERS.get(draft.order)
         flying = in_flight(order, draft.pp, len(stages), draft.microbatches)
         for names, pipes, n_flying in zip(stages, draft.holders, flying, strict=True):
+            alive = beyond = 0.0  # layers after the one that is recomputed have freed theirs
             for name in names if pipe in pipes else ():
                 strategy = draft.strategies[name]
                 memory, size = self._of(strategy.tp).fitting.memory, draft.microbatch_of(strategy)
                 held += memory.layer_storage(name, strategy, 0)
                 times = self._profile.layers[self._graph.layer(name).kind]
                 parts = strategy.tp if strategy.sp else 1
-                whole = times.saved_bytes_per_sample * size / parts
+                whole = own = times.saved_bytes_per_sample * size / parts
                 if strategy.recompute:
-                    kept += n_flying * times.recompute_bytes_per_sample * size / parts
-                    most["again"].append(whole)
-                else:
-                    kept += n_flying * whole
+                    own = times.recompute_bytes_per_sample * size / parts
+                    beyond = max(beyond, alive + own + whole)
+                kept += n_flying * own
+                alive += own
                 shapes = memory.classes.layers[memory.classes.layer_of[name]].shapes
                 buffers += shapes.buffer_bytes
                 buffers += memory.kept_bytes(name, strategy, draft.microbatches)
@@ -119,13 +120,14 @@ class UnlikeCost:
                 most["reducing"].append(memory.reducing_bytes(name, strategy))
                 if name == self._graph.output.rpartition(".")[0]:
                     logits = memory.loss_bytes(strategy) * size
+            again = max(again, beyond - alive)
         passing = sorted(most["passing"])[-2:]
         buffers += sum(passing) + passing[-1] + max(most["reducing"])
         found_bytes = {
             "parameters": held.parameters,
             "gradients": held.gradients,
             "optimizer": held.optimizer,
-            "activations": math.ceil(kept + max(most["again"])),
+            "activations": math.ceil(kept + again),
             "logits": math.ceil(logits),
             "buffers": math.ceil(buffers),
             "context": self._profile.context_bytes,
