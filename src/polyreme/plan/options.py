@@ -84,7 +84,7 @@ class Parallel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             found.append(_refused("level", self.level, rule, '"none" (or parallel.shard > 1)'))
         for axis in ("cp", "ep"):
             if given.get(axis, 1) > 1:
-                rule = "is planned, but not executable yet"
+                rule = "is neither searched nor run yet"
                 found.append(_refused(axis, given[axis], rule, "1"))
         if self.sp and given.get("tp", 1) == 1:
             rule = f"splits tokens over tensor parts, and {_none('tp', self.tp)}"
