@@ -3,8 +3,8 @@
 The commands are functions here: ``pr.train(spec)``, ``pr.plan(spec)``, ``pr.graph(module)``.
 Five of them (`doctor`, `graph`, `plan`, `profile`, `report`) share their name with a room of the
 package, so those rooms' modules can be called. For a training loop of one's own there are
-``pr.optim.SNGM(params, lr=0.1)``, ``pr.ddp_hook(algorithm)``, ``pr.compress.topk(x, ratio=0.01)``
-and ``pr.aggregate.mean(rows)``.
+``pr.apply(plan, model)``, ``pr.optim.SNGM(params, lr=0.1)``, ``pr.ddp_hook(algorithm)``,
+``pr.compress.topk(x, ratio=0.01)`` and ``pr.aggregate.mean(rows)``.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ _ELSEWHERE = {
     "TensorSpec": "sample",
     "DataParallel": "algo.compose",
     "ddp_hook": "ddp",
+    "apply": "api.applying",
 }
 
 
