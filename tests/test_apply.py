@@ -138,6 +138,9 @@ def test_what_cannot_be_applied_is_refused(tmp_path):
     assert "has 3 samples, and there are 4 labels" in _refused(
         lambda: trainer.step({**batch, "features": batch["features"][:3]})
     )
+    assert "batch.features: [3]" in _refused(
+        lambda: trainer.step({**batch, "features": batch["features"][:, :3]})
+    )
     empty = {name: field[:0] for name, field in batch.items()}
     assert "has no samples" in _refused(lambda: trainer.step(empty))
     assert trainer.step(batch).loss is not None

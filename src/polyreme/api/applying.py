@@ -178,6 +178,11 @@ class Trainer:
             for name, size in sizes.items()
             if size != n
         ]
+        for name, field in self.graph.inputs.items():
+            shape = list(batch[name].shape[1:]) if name in batch else list(field.shape)
+            if shape != list(field.shape):
+                rule = "is the shape of its samples, and the plan's model takes another"
+                found.append(_wrong(f"batch.{name}", shape, rule, str(list(field.shape))))
         if not found and n < 1:
             found = [_wrong(f"batch.{self.graph.labels}", n, "has no samples", "1 or more")]
         if found:
