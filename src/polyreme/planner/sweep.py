@@ -27,6 +27,7 @@ from .space import Space
 N_BEST = 20
 _TIGHTENINGS = 8
 _BRANCHES = 24  # of an outline
+_SOLVES = 4  # one may take this part of what time is left
 
 
 class Solve(Protocol):
@@ -174,7 +175,7 @@ class Sweep:
                     continue
                 item.node = _tightened(item.node, item.solved, item.draft, over)
                 item.left -= 1
-            left_s = max(1.0, end_s - time.monotonic())
+            left_s = max(1.0, (end_s - time.monotonic()) / _SOLVES)
             solved = _solved(item.node.instance, item.offered, solve, below, left_s)
             if not solved.proved:
                 floor = min(floor, solved.bound_s)

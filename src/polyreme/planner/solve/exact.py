@@ -61,7 +61,7 @@ def _chain(instance: Instance, below: float, end_s: float) -> Assignment:
     instance = _thinned(instance, families)
     if is_apart(families):
         with contextlib.suppress(TooWide):
-            return segments(instance, below)
+            return segments(instance, below, end_s)
     bounds, fitting = ascend(instance, above=below)
     best = Assignment(bound_s=bounds[0].value)
     for bound in filter(None, (bounds[0], fitting)):

@@ -12,6 +12,7 @@ Source of the fronts: Nemhauser and Ullmann 1969.
 from __future__ import annotations
 
 import itertools
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -30,7 +31,7 @@ Index = npt.NDArray[np.int64]
 
 
 class TooWide(Exception):
-    """A front has more than `MOST` ways."""
+    """A front has more than `MOST` ways, or time ran out."""
 
 
 @dataclass(frozen=True)
@@ -54,19 +55,19 @@ def is_apart(families: Index) -> bool:
     return bool((families == families[:, :1]).all())
 
 
-def segments(instance: Instance, below: float) -> Assignment:
+def segments(instance: Instance, below: float, end_s: float = np.inf) -> Assignment:
     """The assignment that takes least, if it takes less than `below`; always with a proof.
 
     Raises:
-        TooWide: a stage has too many ways; labels with bounds do better.
+        TooWide: a stage has too many ways; labels with bounds do better. Or it is past `end_s`.
     """
-    solver = _Segments(instance)
+    solver = _Segments(instance, end_s)
     return solver.best(below)
 
 
 class _Segments:
-    def __init__(self, instance: Instance) -> None:
-        self._instance = instance
+    def __init__(self, instance: Instance, end_s: float) -> None:
+        self._instance, self._end_s = instance, end_s
         self._fronts: dict[tuple[int, bytes], _Front] = {}
         self._kinds = [self._alike(stage) for stage in range(instance.n_stages)]
         self._crossing: Array = instance.between[:, 0, 0]
@@ -156,15 +157,17 @@ class _Segments:
 
     def _longer(self, front: _Front, stage: int, layer: int) -> _Front:
         instance = self._instance
+        if time.monotonic() > self._end_s:
+            raise TooWide
         offered = np.flatnonzero(np.isfinite(instance.time[stage, layer]))
-        time = (front.time[:, None] + instance.time[stage, layer, offered]).reshape(-1)
+        took = (front.time[:, None] + instance.time[stage, layer, offered]).reshape(-1)
         held = (front.held[:, None] + instance.memory[stage, layer, offered]).reshape(-1)
         fits = np.flatnonzero(held <= instance.capacity[stage])
-        time, held = time[fits], held[fits]
+        took, held = took[fits], held[fits]
         if not len(fits):
-            return _Front(time, held, fits, fits)
+            return _Front(took, held, fits, fits)
         # Equal but for rounding is equal: then the one of fewer bytes comes first.
-        rounded = np.round(time / (_EVEN * (time.max() or 1.0)))
+        rounded = np.round(took / (_EVEN * (took.max() or 1.0)))
         order = np.lexsort((held, rounded))
         room = held[order] + _EVEN * instance.capacity[stage]
         lowest = np.minimum.accumulate(held[order])
@@ -172,7 +175,7 @@ class _Segments:
         if len(kept) > MOST:
             raise TooWide
         row, option = np.divmod(fits[kept], len(offered))
-        return _Front(time[kept], held[kept], row, offered[option])
+        return _Front(took[kept], held[kept], row, offered[option])
 
     def _strategies(self, stage: int, start: int, end: int) -> list[int]:
         """Those of the fastest way of a stage, layer by layer."""
