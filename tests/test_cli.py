@@ -252,6 +252,8 @@ def test_a_stale_plan_is_refused(home: Path, monkeypatch: pytest.MonkeyPatch, wa
         (("plan", "spec.toml", "--cluster", "preset:4xH1000"), "--cluster"),
         (("plan", "spec.toml", "--fix", "tp"), "--fix"),
         (("plan", "spec.toml", "--solver", "galvatorn"), "--solver"),
+        (("plan", "spec.toml", "--fix", "tp=1", "--price", "plan.json"), "--fix"),
+        (("plan", "spec.toml", "--assume", "--profile", "profile.json"), "--assume"),
         (("report", "nowhere"), "run"),
         (("train", "spec.toml", "--resume", "nowhere"), ""),
         (("train", "spec.toml", "--out", "spec.toml/run"), "--out"),

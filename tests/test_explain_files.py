@@ -158,3 +158,33 @@ def test_a_folder_is_no_page(option, pipeline, tmp_path):
     plan = str(tmp_path / "plan.json")
     said = refusals.command(("explain", plan, option, str(tmp_path), "--json"))
     assert refusals.complaints(said, [option]) == []
+
+
+def test_a_page_never_takes_the_plan_s_place(pipeline, tmp_path):
+    file, _ = explained(pipeline, tmp_path)
+    path = tmp_path / "own.json"
+    path.write_text(json.dumps(file))
+    for option in ("--out", "--trace"):
+        said = refusals.command(("explain", str(path), option, str(path), "--json"))
+        assert said.code == 2
+        assert json.loads(said.out)["errors"][0]["path"] == option
+        assert json.loads(path.read_text()) == file
+
+
+@pytest.mark.parametrize(
+    ("change", "path"),
+    [
+        (_without("estimate", "step_s", value=1e-9), "plan.estimate.step_s"),
+        (_without("microbatches", value=1000), "plan.microbatches"),
+        (_without("bucket_bytes", value=-4), "plan.bucket_bytes"),
+    ],
+)
+def test_edited_numbers_are_refused_before_a_page_is_drawn(pipeline, tmp_path, change, path):
+    file, _ = explained(pipeline, tmp_path)
+    change(file)
+    edited, out = tmp_path / "edited.json", tmp_path / "out.html"
+    edited.write_text(json.dumps(file))
+    said = refusals.command(("explain", str(edited), "--out", str(out), "--json"))
+    assert said.code == 2
+    assert path in {each["path"] for each in json.loads(said.out)["errors"]}
+    assert not out.exists()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 from pathlib import Path
 
 import pytest
@@ -73,3 +75,32 @@ def test_thirty_layers_over_four_stages_are_all_there(tmp_path: Path) -> None:
     sizes = [len(stage.layers) for stage in plan.stages]
     assert sum(sizes) == 30
     assert max(sizes) - min(sizes) <= 1
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda file: file.update(microbatches=1000), "exceeds the samples of a device"),
+        (lambda file: file.update(global_batch=16), "is 8 in the spec"),
+        (lambda file: file["layer_plans"].popitem(), "has no layer plan"),
+        (lambda file: file["order"][0].pop(0), "plan.order"),
+        (lambda file: file["stages"][0]["layers"].pop(), "is a layer in no stage"),
+        (lambda file: file.update(bucket_bytes=-4), "is not >= 1"),
+    ],
+)
+def test_an_edited_plan_is_refused_where_it_would_be_priced(tmp_path: Path, change, said) -> None:
+    path, spec = tmp_path / "plan.json", _with(pp=2, shard=2)
+    pr.plan(spec, assume=True, out=path)
+    pr.plan(_with(), assume=True, given=path)  # on its own it is priced
+    file = json.loads(path.read_text())
+    change(file)
+    path.write_text(json.dumps(file))
+    with pytest.raises(ConfigError, match=re.escape(said)):
+        pr.plan(_with(), assume=True, given=path)
+
+
+def test_a_plan_for_more_devices_than_there_are_is_not_priced(tmp_path: Path) -> None:
+    path = tmp_path / "plan.json"
+    pr.plan(_with(pp=2, shard=2), assume=True, out=path)
+    with pytest.raises(ConfigError, match="is no device of"):
+        pr.plan({**_with(), "cluster": {"cpu_processes": 2}}, assume=True, given=path)

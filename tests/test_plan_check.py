@@ -315,3 +315,10 @@ def test_a_file_that_is_no_plan_is_refused_with_the_line_that_is_wrong(tmp_path)
     (tmp_path / "spec.toml").write_text("[model]\n")
     with pytest.raises(ConfigError, match="is a specification, no plan"):
         store.load(tmp_path / "spec.toml")
+
+
+def test_a_pipeline_without_a_layer_s_plan_is_said_not_raised():
+    plan = _pipeline("1f1b", "1f1b")
+    less = replace(plan, layer_plans={NAMES[0]: plan.layer_plans[NAMES[0]]})
+    rules = [violation.rule for violation in check(less, GRAPH, cluster(2))]
+    assert "has no layer plan" in rules

@@ -159,7 +159,8 @@ def test_an_unknown_peak_is_named_and_never_guessed() -> None:
         assume(tiny_graph("linear"), parse_preset("8xV100"), "bf16")
     (violation,) = caught.value.violations
     assert violation.path == "cluster.device_types.V100.peak_flops.bf16"
-    assert "fp16" in violation.legal
+    assert "fp32" in violation.legal
+    assert "fp16" not in violation.legal  # known, and no precision of a run
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16", "fp64"])

@@ -158,7 +158,7 @@ def plan(
         tool = api.known_tool(export)
         plans = api.plan(
             spec,
-            overrides=[*(overrides or ()), *api.fixed(fix or (), overrides or ())],
+            overrides=[*(overrides or ()), *api.fixed(fix or (), overrides or (), price)],
             profile=profile,
             assume=assume,
             cluster=cluster,

@@ -156,10 +156,8 @@ def plan(
     from .folders import writable
     from .problem import pose
     from .steps import (
-        assumed_profile,
         best_plans,
-        given_profile,
-        measured_profile,
+        costs_of,
         number_is_asked,
         priced,
         something_offered,
@@ -176,10 +174,7 @@ def plan(
     )
     if given is None:
         something_offered(problem, problem.spec.parallel)
-    if profile is not None:
-        costs = given_profile(problem, profile)
-    else:
-        costs = assumed_profile(problem) if assume else measured_profile(problem)
+    costs = costs_of(problem, profile, assume=assume)
     found: tuple[Plan, ...]
     if given is not None:
         found = (priced(problem, costs, given),)
@@ -216,7 +211,7 @@ def explain(
     from .explaining import explain as run
 
     return run(
-        Path(plan),
+        plan,
         out=None if out is None else Path(out),
         trace=None if trace is None else Path(trace),
     )
@@ -376,14 +371,16 @@ def run_json(run: Path | str) -> dict[str, Any]:
     return summary_json(read_run(Path(run)))
 
 
-def fixed(axes: Sequence[str], overrides: Sequence[str] = ()) -> list[str]:
+def fixed(
+    axes: Sequence[str], overrides: Sequence[str] = (), given: str | None = None
+) -> list[str]:
     """``--fix AXIS=N`` as overrides of the spec, beside those of ``--set``.
 
     Raises:
-        ConfigError: it is no axis, or fixed more than once.
+        ConfigError: it is no axis, or fixed more than once, or a plan is given that has all parts.
     """
     names = [axis.partition("=")[0] for axis in axes]
-    legal = f"{', '.join(f'{name}=1' for name in _AXES)}; other parts by --set parallel.NAME=VALUE"
+    legal = f"{', '.join(f'{name}=N' for name in _AXES)}; other parts by --set parallel.NAME=VALUE"
     violations = [
         Violation(path="--fix", value=axis, rule="is not AXIS=N", legal=legal)
         for axis, name in zip(axes, names, strict=True)
@@ -395,6 +392,9 @@ def fixed(axes: Sequence[str], overrides: Sequence[str] = ()) -> list[str]:
         if names.count(name) > 1
         or any(each.partition("=")[0].strip() == f"parallel.{name}" for each in overrides)
     ]
+    if axes and given is not None:
+        rule, legal = "fixes a search, and --price searches none", "one of the two"
+        violations.append(Violation(path="--fix", value=axes[0], rule=rule, legal=legal))
     if violations:
         raise ConfigError(violations)
     return [f"parallel.{axis}" for axis in axes]

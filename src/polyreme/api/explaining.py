@@ -8,6 +8,7 @@ import msgspec
 
 from .. import runlog
 from ..errors import ConfigError, Violation
+from ..plan.check import check_alone
 from ..plan.describe import describe
 from ..plan.explain import text_of
 from ..plan.step import play_plan
@@ -26,12 +27,17 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True):
     trace: str | None = None
 
 
-def explain(plan: Path, *, out: Path | None, trace: Path | None) -> Explanation:
+def explain(plan: Path | str, *, out: Path | None, trace: Path | None) -> Explanation:
     """Write the page and the trace of a plan file that are asked for, and say why it won.
 
     Raises:
         ConfigError: the file is no plan, has no estimate, or lacks what a page or a trace needs.
     """
+    if not isinstance(plan, str | Path):
+        rule, legal = "is no path", "that of a plan file, as `pr.plan(..., out=PATH)` writes it"
+        kind = type(plan).__name__
+        raise ConfigError([Violation(path="plan", value=kind, rule=rule, legal=legal)])
+    plan = Path(plan)
     best, top = load_ranked(plan)
     if best.estimate is None:
         rule = "is missing: the plan was never priced"
@@ -40,8 +46,14 @@ def explain(plan: Path, *, out: Path | None, trace: Path | None) -> Explanation:
     for option, path in (("--out", out), ("--trace", trace)):
         if path is not None:
             writable(path, option)
-    if out is not None or trace is not None:
-        step = play_plan(best)
+            if path.resolve() == plan.resolve():
+                rule, legal = "is the plan file itself", "another file"
+                value = str(path)
+                raise ConfigError([Violation(path=option, value=value, rule=rule, legal=legal)])
+    step = play_plan(best) if out is not None or trace is not None else None
+    if violations := check_alone(best, None, unlike=True):
+        raise ConfigError(violations)
+    if step is not None:
         if trace is not None:
             runlog.write_whole(trace, chrome_trace(best, step))
         if out is not None:

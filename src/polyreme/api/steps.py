@@ -8,10 +8,12 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from ..cluster.detect import hardware
 from ..errors import ConfigError, Violation
 from ..plan import store as plans
-from ..plan.ir import Plan
+from ..plan.ir import Plan, hash_inputs, stale_inputs
 from ..profile import galvatron, store
 from ..profile.record import Profile
 from ..spec import Spec
@@ -131,8 +133,10 @@ def priced(problem: Problem, profile: Profile, given: str | Path) -> Plan:
     """A plan that the user names, ours or Galvatron's, with what it costs.
 
     Raises:
-        ConfigError: it cannot be read, or has parts that cannot be priced.
+        ConfigError: it cannot be read, is for another model or batch, or has parts that are wrong,
+            or cannot be priced.
     """
+    from ..plan.check import check
     from ..planner.galvatron import PREFIX, read_galvatron_draft
     from ..planner.given import price_draft
     from ..planner.search import price
@@ -140,7 +144,25 @@ def priced(problem: Problem, profile: Profile, given: str | Path) -> Plan:
     parts = problem.graph, problem.cluster, profile, problem.workload
     if str(given).startswith(PREFIX):
         return price_draft(*parts, read_galvatron_draft(str(given), problem.graph))
-    return price(*parts, plans.load(Path(given)))
+    found = plans.load(Path(given))
+    inputs = hash_inputs(problem.graph, problem.cluster, problem.workload)
+    if "graph" not in stale_inputs(found.inputs_hash, inputs) or not found.inputs_hash:
+        found = msgspec.structs.replace(found, inputs_hash=inputs)  # priced on other machines
+    bare = msgspec.structs.replace(found, estimate=None, search=None)
+    violations = check(bare, problem.graph, problem.cluster, problem.workload, unlike=True)
+    if violations:
+        raise ConfigError(violations)
+    return price(*parts, found)
+
+
+def costs_of(problem: Problem, profile: str | Path | Profile | None, *, assume: bool) -> Profile:
+    """Costs from where the user says, or measured now. Raises ConfigError for two at once."""
+    if profile is None:
+        return assumed_profile(problem) if assume else measured_profile(problem)
+    if assume:
+        rule, legal = "stands beside --profile, which has all costs", "one of the two"
+        raise ConfigError([Violation(path="--assume", value=None, rule=rule, legal=legal)])
+    return given_profile(problem, profile)
 
 
 def number_is_asked(spec: Spec, devices: int | None, accelerator: Accelerator | None) -> bool:

@@ -17,15 +17,20 @@ from .ir import BUCKET_BYTES, Plan, Workload, devices, hash_inputs, stale_inputs
 
 
 def check(
-    plan: Plan, graph: LayerGraph, cluster: Cluster, workload: Workload | None = None
+    plan: Plan,
+    graph: LayerGraph,
+    cluster: Cluster,
+    workload: Workload | None = None,
+    *,
+    unlike: bool = False,
 ) -> list[Violation]:
     """Every rule that the plan breaks; none means that it can be run.
 
     With a workload, a plan made for other inputs is one of them; of one for another model it is
-    not said which layers differ.
+    not said which layers differ. With `unlike` layers may be laid out so: it can be priced.
     """
     stale = [] if workload is None else list(_stale(plan, graph, cluster, workload))
-    alone = check_alone(plan, cluster)
+    alone = check_alone(plan, cluster, unlike=unlike)
     if workload is not None and "graph" in _differing(plan, graph, cluster, workload):
         return [*stale, *alone]
     layers = [*_layers(plan, graph), *_dependencies(plan, graph)]
@@ -36,11 +41,12 @@ def check(
     return found
 
 
-def check_alone(plan: Plan, cluster: Cluster | None) -> list[Violation]:
+def check_alone(plan: Plan, cluster: Cluster | None, *, unlike: bool = False) -> list[Violation]:
     """The rules that a plan breaks whatever the model, on this cluster if it is known."""
     placed = list(_devices(plan, cluster))
     batch = list(_batch(plan))
-    found = [*placed, *batch, *split_violations(plan), *estimate_violations(plan, cluster)]
+    found = [*placed, *batch, *split_violations(plan, unlike=unlike)]
+    found += estimate_violations(plan, cluster)
     if not placed and not batch:
         orders = [*order_violations(plan), *same_orders(plan)]
         found += [*([] if orders else name_violations(plan)), *orders]

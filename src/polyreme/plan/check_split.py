@@ -8,12 +8,15 @@ from collections.abc import Iterator
 from ..errors import Violation
 from ..graph.layer import LayerGraph
 from .degrees import refused_sp, refused_tp
-from .grid import INNER_AXES, Degrees, even_degrees, grid_of
+from .grid import INNER_AXES, Degrees, even_degrees, grid_of, rows_of
 from .ir import LayerPlan, Plan, ShardTree, axes, devices
 
 
-def split_violations(plan: Plan) -> Iterator[Violation]:
-    """What the format can say of splits and nothing can run yet: unlike layers, other axes."""
+def split_violations(plan: Plan, *, unlike: bool = False) -> Iterator[Violation]:
+    """What the format can say of splits and nothing can run yet: unlike layers, other axes.
+
+    With `unlike` layers that are laid out so are right, on the devices of their stage.
+    """
     found: Counter[Degrees] = Counter()
     of: dict[ShardTree, Degrees | None] = {}
     wrong = False
@@ -35,7 +38,11 @@ def split_violations(plan: Plan) -> Iterator[Violation]:
         if layer_plan.offload:
             what = sorted(layer_plan.offload)
             yield _wrong(f"{path}.offload", what, "is not executable yet", "nothing")
-    if len(found) > 1:
+    if unlike:
+        if not wrong and _complete(plan) and rows_of(plan) is None:
+            rule = "has other devices than its layers, or shares some with another stage"
+            yield _wrong("stages", None, rule, "rows of devices, all alike or apart")
+    elif len(found) > 1:
         rule = "has layers with different degrees, which is not executable yet"
         legal = "the same replica, shard and tp everywhere"
         yield _wrong("layer_plans", len(found), rule, legal)

@@ -132,6 +132,8 @@ def text_of(best: Plan, ranked: Sequence[Row], *, most_lost: int | None = None) 
             f"   step {entry['step']}: compute {entry['compute']}, {exposed}",
             f"   memory {entry['peak memory']}{_of_capacity(each.estimate)}: {causes}",
         ]
+        if (missing := _missing_bytes(each.estimate)) > 0:
+            lines.append(f"   does not fit: {show_bytes(missing)} are missing")
         if entry["why not first"]:
             lines.append(f"   {entry['why not first']}")
     others = _lost(best, len(ranked))
@@ -140,6 +142,14 @@ def text_of(best: Plan, ranked: Sequence[Row], *, most_lost: int | None = None) 
     if len(others) > len(shown):
         lines.append(f"-  and {len(others) - len(shown)} more")
     return "\n".join(lines)
+
+
+def _missing_bytes(estimate: Estimate | None) -> float:
+    """What the device that lacks most lacks; below 0: has left."""
+    if estimate is None or not estimate.capacity:
+        return 0.0
+    pairs = zip(estimate.memory, estimate.capacities, strict=True)
+    return max(sum(need.values()) - have.n_bytes for need, have in pairs)
 
 
 def _of_capacity(estimate: Estimate | None) -> str:

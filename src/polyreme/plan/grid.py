@@ -145,7 +145,8 @@ def rows_of(plan: Plan) -> Rows | None:
         tuple(pipes.index(placement) for placement in stage.placements) for stage in plan.stages
     ]
     named = [device for row in pipes for device in row]
-    if len(set(named)) != len(named) or not pipes:
+    missing = any(name not in plan.layer_plans for stage in plan.stages for name in stage.layers)
+    if len(set(named)) != len(named) or not pipes or missing:
         return None
     placed = {
         (id(split), stage.placements[0]): split
@@ -163,9 +164,11 @@ def rows_of(plan: Plan) -> Rows | None:
 def grid_of(plan: Plan) -> Grid | None:
     """The grid of a plan; None where it has no rows, or layers are split unlike."""
     rows = rows_of(plan)
+    if rows is None:
+        return None
     splits = [plan.layer_plans[name].split for stage in plan.stages for name in stage.layers]
     found = {even_degrees(split) for split in {id(each): each for each in splits}.values()}
     degrees = found.pop() if len(found) == 1 else None
-    if rows is None or degrees is None:
+    if degrees is None:
         return None
     return Grid(degrees=degrees, pipes=rows.pipes, holders=rows.holders)

@@ -5,10 +5,12 @@ from __future__ import annotations
 import msgspec
 
 from ..errors import ConfigError, Violation
+from ..units import show_seconds
 from .grid import Rows, grid_of, rows_of
 from .ir import Action, Costs, Estimate, Plan
 from .play import Played, Stuck, play
 
+_ROUGH = 0.9  # batches that do not divide are played as if all microbatches were the mean
 AGAIN = "a file that `polyreme plan SPEC --out FILE` writes"
 
 
@@ -56,6 +58,9 @@ def play_plan(plan: Plan) -> Step:
         raise _wrong("order", str(stuck), "is never played", "an order that goes on") from stuck
     if not played.makespan_s > 0:
         raise _wrong("estimate.stages", None, "makes a step of no time", AGAIN)
+    if estimate.step_s < _ROUGH * played.makespan_s:
+        rule = f"is less than its passes take, {show_seconds(played.makespan_s)}"
+        raise _wrong("estimate.step_s", estimate.step_s, rule, AGAIN)
     return Step(rows=rows, played=played, estimate=estimate)
 
 

@@ -18,6 +18,8 @@ from .record import Collective, CollectiveTimes, LayerTimes, Profile
 from .saved import SavedBytes, compute_dtype, saved_bytes
 from .store import made_now
 
+_TRAINED = ("fp64", "fp32", "bf16")  # of what devices offer, the precisions of a run
+
 MATMUL_SHARE = 0.5  # of the dense peak that large products reach in training
 MEMORY_SHARE = 0.8  # of the memory bandwidth
 LINK_SHARE = 0.7  # of a link's bandwidth; 0.6 to 0.75 measured on two H200 of one host
@@ -133,14 +135,14 @@ def _slowest(cluster: Cluster, precision: str) -> float:
     for name, kind in cluster.device_types.items():
         peak = kind.peak_flops.get(precision, CPU_FLOPS if kind.name == CPU else None)
         if peak is None:
-            known = ", ".join(kind.peak_flops) or "none"
+            known = ", ".join(name for name in _TRAINED if name in kind.peak_flops) or "none"
             violations.append(
                 Violation(
                     path=f"cluster.device_types.{name}.peak_flops.{precision}",
                     value=None,
                     rule="is not known, so no cost can be assumed",
-                    legal=f"dense flops per second in a cluster file, a precision with a known "
-                    f"peak ({known}), or a measured profile",
+                    legal="dense flops per second in a cluster file (--cluster FILE), a "
+                    f"train.precision with a known peak ({known}), or a measured profile",
                 )
             )
         else:
