@@ -163,8 +163,10 @@ def _step_said(step: Step, drawn: Timeline) -> str:
             f"Ranks wait for {mean} of that in the mean (the bubble), rank {most} for most, "
             f"{percent(bubble[most])}."
         )
+    parts = any(each.parts_s for each in estimate.layers)
+    inside = " (those of tensor parts stand inside the passes)" if parts else ""
     said.append(
-        f"Exchanges that nothing hides add {seconds(step.exchange_s)} and the update "
+        f"Exchanges that nothing hides add {seconds(step.exchange_s)}{inside} and the update "
         f"{seconds(estimate.update_s)}, both drawn at the end: {seconds(estimate.step_s)} together."
     )
     if estimate.stages is not None and estimate.stages.send:
