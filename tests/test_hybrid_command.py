@@ -104,3 +104,11 @@ def test_a_plan_for_more_devices_than_there_are_is_not_priced(tmp_path: Path) ->
     pr.plan(_with(pp=2, shard=2), assume=True, out=path)
     with pytest.raises(ConfigError, match="is no device of"):
         pr.plan({**_with(), "cluster": {"cpu_processes": 2}}, assume=True, given=path)
+
+
+def test_a_plan_for_machines_that_are_elsewhere_is_checked(tmp_path: Path) -> None:
+    path, spec = tmp_path / "plan.json", {**_with(pp=2, shard=2), "cluster": {}}
+    pr.plan(spec, assume=True, cluster="preset:2x2xH100", out=path)
+    pr.check({**spec, "parallel": {}}, plan=path, cluster="preset:2x2xH100")
+    with pytest.raises(ConfigError, match="is no device of 2xH100"):
+        pr.check({**spec, "parallel": {}}, plan=path, cluster="preset:2xH100")

@@ -14,6 +14,7 @@ from .cli_options import (
     Assume,
     Cast,
     ClusterText,
+    Computed,
     Devices,
     Export,
     Fix,
@@ -23,12 +24,14 @@ from .cli_options import (
     Price,
     ProfileFile,
     Reference,
+    ReportFile,
     Resume,
     RunFolder,
     Set,
     Solver,
     SpecFile,
     Target,
+    WeightsFrom,
     Workers,
 )
 from .ending import console, end
@@ -219,6 +222,7 @@ def check(
     spec: SpecFile,
     plan: Annotated[Path | None, typer.Argument(metavar="[PLAN]", help="a plan to check")] = None,
     overrides: Set = None,
+    cluster: ClusterText = None,
     devices: Devices = None,
     workers: JudgedWorkers = None,
     json: Json = False,
@@ -228,7 +232,10 @@ def check(
     def command() -> Any:
         from . import api
 
-        api.check(spec, overrides=overrides or (), plan=plan, devices=devices, workers=workers)
+        more = overrides or ()
+        api.check(
+            spec, overrides=more, plan=plan, cluster=cluster, devices=devices, workers=workers
+        )
         if not json:
             console().print("nothing is wrong")
         return {"errors": []}
@@ -243,9 +250,7 @@ def verify(
     plan: Annotated[Path | None, typer.Option("--plan", help="a plan file to verify")] = None,
     devices: Devices = None,
     steps: Annotated[int, typer.Option("--steps", min=1, help="how many steps")] = 3,
-    dtype: Annotated[
-        Literal["float64", "float32"], typer.Option("--dtype", help="what both compute in")
-    ] = "float64",
+    dtype: Computed = "float64",
     json: Json = False,
 ) -> None:
     """Hold a plan to a plain loop in one process: losses, gradients, parameters."""
@@ -276,9 +281,7 @@ def verify(
 @app.command()
 def report(
     runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="run folders")],
-    out: Annotated[
-        Path | None, typer.Option("--out", help="the page [default: RUN/report.html]")
-    ] = None,
+    out: ReportFile = None,
     reference: Reference = None,
     target: Target = None,
     json: Json = False,
@@ -315,9 +318,7 @@ def doctor(json: Json = False) -> None:
 def weights(
     direction: Annotated[Literal["import", "export"], typer.Argument(help="to or from polyreme")],
     spec: SpecFile,
-    source: Annotated[
-        Path, typer.Option("--from", help="safetensors (import), a checkpoint or run (export)")
-    ],
+    source: WeightsFrom,
     to: Annotated[Path, typer.Option("--to", help="a new folder")],
     overrides: Set = None,
     dtype: Cast = None,

@@ -66,3 +66,12 @@ Cast = Annotated[
     Literal["float32", "bfloat16", "float16"] | None,
     typer.Option("--dtype", help="cast an export's parameters [default: as they are]"),
 ]
+ReportFile = Annotated[
+    Path | None, typer.Option("--out", help="the page [default: RUN/report.html]")
+]
+WeightsFrom = Annotated[
+    Path, typer.Option("--from", help="safetensors (import), a checkpoint or run (export)")
+]
+Computed = Annotated[
+    Literal["float64", "float32"], typer.Option("--dtype", help="what both compute in")
+]

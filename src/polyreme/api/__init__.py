@@ -166,12 +166,8 @@ def plan(
     known.find(solver, "--solver")
     if out is not None:
         writable(Path(out))
-
-    problem = pose(
-        read(spec, overrides, devices=devices, trusted=("data",)),
-        cluster=cluster,
-        devices=devices,
-    )
+    posed = read(spec, overrides, devices=devices, trusted=("data",))
+    problem = pose(posed, cluster=cluster, devices=devices)
     if given is None:
         something_offered(problem, problem.spec.parallel)
     costs = costs_of(problem, profile, assume=assume)
@@ -284,14 +280,16 @@ def check(
     plan: Path | None = None,
     devices: int | None = None,
     workers: int | None = None,
+    cluster: str | None = None,
 ) -> None:
     """Raise ConfigError with everything that is wrong with a spec, or with a plan for it.
 
-    With `workers` it is judged as `simulate` with so many would run it, not as `train`.
+    With `workers` it is judged as `simulate` with so many would run it, not as `train`; with
+    `cluster` for machines that are elsewhere.
     """
     from .checking import violations
 
-    found = violations(_source(spec), overrides, plan, devices, workers)
+    found = violations(_source(spec), overrides, plan, devices, workers, cluster)
     if found:
         raise ConfigError(found)
 

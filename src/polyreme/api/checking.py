@@ -51,10 +51,12 @@ def violations(
     plan: Path | None,
     devices: int | None,
     workers: int | None = None,
+    cluster: str | None = None,
 ) -> tuple[Violation, ...]:
     """Every violation; what cannot be judged because of another one is left out.
 
-    With `workers` the spec is judged for that many simulated ones. The model is built (which takes
+    With `workers` the spec is judged for that many simulated ones, with `cluster` for machines
+    that are elsewhere. The model is built (which takes
     seconds) once nothing else is wrong; with a plan in any case.
     """
     found = _Found()
@@ -63,10 +65,10 @@ def violations(
     given = None if named is None else found.of(lambda: _plan(Path(named)))
     machines = None
     if spec is not None and (not found.violations or named or found.of(lambda: _counts(spec))):
-        machines = found.of(lambda: _machines(spec, devices, workers))
-    cluster = machines[0] if machines else None
-    if spec is not None and (cluster is not None or devices is not None):
-        n_devices = cluster.n_devices if cluster is not None else devices
+        machines = found.of(lambda: _machines(spec, devices, workers, cluster))
+    there = machines[0] if machines else None
+    if spec is not None and (there is not None or devices is not None):
+        n_devices = there.n_devices if there is not None else devices
         found.add(specs.impossible(spec, n_devices))
     if spec is not None and workers is not None:
         found.add(_split(spec, workers))
@@ -80,10 +82,10 @@ def violations(
     if problem is not None:
         assert spec is not None
         found.of(
-            lambda: _ordered(problem, given, workers or found.of(lambda: _n_workers(spec, cluster)))
+            lambda: _ordered(problem, given, workers or found.of(lambda: _n_workers(spec, there)))
         )
     if given is not None:
-        found.add(_of_plan(given, problem, cluster))
+        found.add(_of_plan(given, problem, there))
     elif problem is not None and not found.violations and workers is None:
         from .problem import with_workers
         from .steps import something_offered
@@ -125,11 +127,11 @@ def _n_workers(spec: specs.Spec, cluster: Cluster | None) -> int | None:
 
 
 def _machines(
-    spec: specs.Spec, devices: int | None, workers: int | None
+    spec: specs.Spec, devices: int | None, workers: int | None, cluster: str | None
 ) -> tuple[Cluster, Accelerator | None]:
     from .problem import machines_of, simulated_of
 
-    return machines_of(spec, None, devices) if workers is None else simulated_of(workers)
+    return machines_of(spec, cluster, devices) if workers is None else simulated_of(workers)
 
 
 def _split(spec: specs.Spec, workers: int) -> list[Violation]:

@@ -9,6 +9,7 @@ from ..units import show_bytes, show_seconds
 from .describe import describe
 from .grid import grid_of
 from .ir import MEMORY_CAUSES, Estimate, Plan, Search
+from .step import play_plan
 from .store import Row
 
 HEADER = (
@@ -126,10 +127,11 @@ def text_of(best: Plan, ranked: Sequence[Row], *, most_lost: int | None = None) 
     for number, (row, each) in enumerate(zip(_rows(best, ranked), ranked, strict=True), start=1):
         entry = dict(zip(HEADER, row, strict=True))
         causes = ", ".join(f"{cause} {entry[cause]}" for cause in MEMORY_CAUSES if entry[cause])
+        waits = _waiting(best) if number == 1 else ""
         exposed = f"exposed communication {entry['exposed comm']} of {entry['all comm']}"
         lines += [
             f"{number}. {entry['plan']}",
-            f"   step {entry['step']}: compute {entry['compute']}, {exposed}",
+            f"   step {entry['step']}: compute {entry['compute']}{waits}, {exposed}",
             f"   memory {entry['peak memory']}{_of_capacity(each.estimate)}: {causes}",
         ]
         if (missing := _missing_bytes(each.estimate)) > 0:
@@ -142,6 +144,15 @@ def text_of(best: Plan, ranked: Sequence[Row], *, most_lost: int | None = None) 
     if len(others) > len(shown):
         lines.append(f"-  and {len(others) - len(shown)} more")
     return "\n".join(lines)
+
+
+def _waiting(plan: Plan) -> str:
+    """Of the passes of a pipeline, the share in which its ranks play nothing, in the mean."""
+    estimate = plan.estimate
+    if len(plan.stages) < 2 or estimate is None or estimate.stages is None or not estimate.layers:
+        return ""
+    bubble = play_plan(plan).bubble
+    return f" (of which ranks wait {100 * sum(bubble) / len(bubble):.2g} %)"
 
 
 def _missing_bytes(estimate: Estimate | None) -> float:
