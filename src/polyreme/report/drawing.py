@@ -17,9 +17,9 @@ MAX_ACTIONS = 64
 MAX_ORDERS = 8
 LEVELS = {
     "none": "each device holds everything; gradients are all-reduced",
-    "optimizer": "optimizer state is split over shard",
-    "grads": "gradients and optimizer state are split over shard",
-    "params": "parameters, gradients and optimizer state are split over shard",
+    "optimizer": "optimizer state is split over the shards",
+    "grads": "gradients and optimizer state are split over the shards",
+    "params": "parameters, gradients and optimizer state are split over the shards",
 }
 
 

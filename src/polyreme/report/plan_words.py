@@ -5,12 +5,14 @@ from __future__ import annotations
 from ..plan.ir import LayerPlan, Plan, axes, degree
 from ..units import count
 from .drawing import LEVELS
+from .words import runs_of
 
 _AXES = {
     "replica": ("replicas", "complete copies of the model, each on its own share of the batch"),
     "shard": ("shards", "devices that share one copy of the model and its batch"),
     "tp": ("tp", "tensor parts: devices that compute each layer together"),
 }
+_MOST_NAMED = 8  # stages whose layers are named
 _AT_ONCE = "a device takes its samples of a step at once"
 _IN_GOES = "a device takes its samples of a step in so many goes, and updates after the last"
 
@@ -18,12 +20,13 @@ _IN_GOES = "a device takes its samples of a step in so many goes, and updates af
 def glossary(plan: Plan) -> list[tuple[str, str]]:
     """(word, meaning) of each that the plan's line holds, in its order."""
     layer_plans = list({id(each): each for each in plan.layer_plans.values()}.values())
-    split = layer_plans[0].split
+    splits = [each.split for each in layer_plans]
     found = _stages(plan) if len(plan.stages) > 1 else []
-    for axis in axes(split):
+    degrees = dict.fromkeys((axis, degree(split, axis)) for split in splits for axis in axes(split))
+    for axis, n in degrees:
         name, meaning = _AXES.get(axis, (axis, "parts of each layer"))
-        found.append((f"{degree(split, axis)} {name}", meaning))
-    found += _ways(layer_plans, n_shards=degree(split, "shard"))
+        found.append((f"{n} {name}", meaning))
+    found += _ways(layer_plans, n_shards=max(degree(split, "shard") for split in splits))
     goes = count(plan.microbatches, "microbatch", "microbatches")
     return [*found, (goes, _AT_ONCE if plan.microbatches == 1 else _IN_GOES)]
 
@@ -35,6 +38,8 @@ def _stages(plan: Plan) -> list[tuple[str, str]]:
         f"the layers are cut into {n} parts one behind the other, on {n_ranks} pipeline ranks of "
         f"devices; {order} is the order of their passes"
     )
+    if n <= _MOST_NAMED:
+        meaning += ". From the first: " + "; ".join(runs_of(each.layers) for each in plan.stages)
     return [(f"{n} stages", meaning)]
 
 
