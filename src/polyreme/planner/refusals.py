@@ -166,7 +166,7 @@ def nothing_left(
     if found and None not in found:
         rule = f'is not for order "{order.name}": {found[0]}'
     elif parallel.microbatch is not None and not found:
-        rule = f"is the largest of no number of microbatches: a data rank has {most} samples"
+        rule = f"does not cut the {most} samples of a data rank into parts as equal as can be"
     else:
         legal = "unset one of the fixed degrees"
         return _wrong("replica", parallel.replica, "leaves no plan", legal)
