@@ -56,7 +56,7 @@ def rows(data: Path) -> Iterator[str]:
         yield f"{name} theirs {speed} {predicted} {held} - - {describe_draft(theirs)}"
         speed, held = line(ours)
         above = plan.search.objective_s / plan.search.bound_s - 1
-        took = f"{plan.search.search_s:.1f} {100 * above:.1f}%"
+        took = f"{plan.search.search_s:.1f} {100 * above:.2g}%"
         yield f"{name} ours {speed} - {held} {took} {describe_draft(ours)}"
 
 

@@ -87,7 +87,7 @@ def test_an_instance_s_objective_is_what_the_step_of_its_draft_takes(seed):
     where = cluster(4)
     prices = Prices(GRAPH, where, _profile(rng), workload(16))
     found = [each for each in _outlines(prices, where, 16) if each.space.pp == 1]
-    assert found
+    compared = 0
     for outline in found:
         instance = prices.unlike.instance(outline)
         assert instance.n_strategies == len(outline.strategies)
@@ -97,8 +97,10 @@ def test_an_instance_s_objective_is_what_the_step_of_its_draft_takes(seed):
         draft = outline.space.draft(strategies, outline.microbatches)
         if draft.is_alike:
             continue
+        compared += 1
         objective_s = instance.objective_s([0] * len(chosen), chosen)
         assert objective_s == pytest.approx(prices.unlike.cost(draft).step_s, rel=1e-12)
+    assert compared > 1
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -106,6 +108,7 @@ def test_no_draft_needs_less_memory_than_its_instance_counts(seed):
     rng = np.random.default_rng(seed)
     where = cluster(4)
     prices = Prices(GRAPH, where, _profile(rng), workload(16))
+    compared = 0
     for outline in _outlines(prices, where, 16):
         instance = prices.unlike.instance(outline)
         chosen = rng.integers(instance.n_strategies, size=instance.n_layers).tolist()
@@ -114,11 +117,13 @@ def test_no_draft_needs_less_memory_than_its_instance_counts(seed):
         draft = outline.space.draft(strategies, outline.microbatches)
         if draft.is_alike:
             continue
+        compared += 1
         of = [at for at, own in enumerate(stages or (names,)) for _ in own]
         held = instance.stage_times(of, chosen)[2]
         lacking = prices.unlike.fitting.shortfalls(draft)
         counted = (held - instance.capacity).tolist()
         assert all(more <= need + 1 for more, need in zip(counted, lacking, strict=True))
+    assert compared > 1
 
 
 def test_large_tables_are_cut_where_gradients_would_take_longer_than_their_passes():
