@@ -146,12 +146,19 @@ def test_what_cannot_be_applied_is_refused(tmp_path):
     assert trainer.step(batch).loss is not None
 
 
+_THREADS = """
+import os
+of = "/proc/self/task"
+print("left: " + " ".join(open(f"{of}/{each}/comm").read().strip() for each in os.listdir(of)))
+"""
+
+
 def test_the_documents_example_trains_under_torchrun(tmp_path):
     text = DOCS.read_text()
     section = text[text.index("## In a loop of one's own") :]
     code = re.search(r"```python\n(.*?)```", section, re.DOTALL)
     assert code is not None
-    (tmp_path / "own.py").write_text(code[1])
+    (tmp_path / "own.py").write_text(code[1] + _THREADS)
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -162,3 +169,6 @@ def test_the_documents_example_trains_under_torchrun(tmp_path):
     losses = [float(line.split()[-1]) for line in done.stdout.splitlines() if "loss" in line]
     assert len(losses) > 1
     assert losses[-1] < losses[0] / 2
+    # One of a group that lives when the process ends can abort it.
+    assert done.stdout.count("left:") == 2
+    assert "gloo" not in done.stdout

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import gc
 from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
@@ -150,9 +152,17 @@ class Trainer:
         return dict(full_parameters(self._state))
 
     def close(self) -> None:
-        """Leave the group, if `apply` joined it."""
-        if self._joined:
-            mesh.close(self.world)
+        """Leave the group, if `apply` joined it; the model is gone then.
+
+        Groups over host memory have threads, which end with the last that holds the group: one
+        that lives when the process ends can abort it.
+        """
+        if not self._joined or self.world.group is None:
+            return
+        mesh.close(self.world)
+        self.world = dataclasses.replace(self.world, group=None)
+        del self._applied, self._driver, self._state
+        gc.collect()
 
     def __enter__(self) -> Trainer:
         return self
