@@ -72,12 +72,7 @@ def draw(
         if pp > 1 and (n_stages > len(names) or kind.refused(pp, microbatches)):
             continue
         break
-    sp = (
-        tp > 1
-        and kind.slices == 1
-        and rng.random() < 0.5
-        and all(p.refusal(tp, sp=True) is None for p in plans)
-    )
+    sp = tp > 1 and kind.slices == 1 and rng.random() < 0.5
     plan: dict[str, Any] = {
         "tp": tp,
         "sp": sp,

@@ -93,9 +93,11 @@ CASES = {
     "gemma3": Case("gemma3_text", {**GROUPED, **MIXED, "head_dim": 8}, ODD),
     "phi": Case("phi", {**SMALL, "qk_layernorm": True}, ODD),
     "phi3": Case("phi3", {**GROUPED, "pad_token_id": 0}, TEXT),
+    "phi3, one kv head": Case("phi3", {**SMALL, "num_key_value_heads": 1, "pad_token_id": 0}, ODD),
     "phi3 ungrouped": Case("phi3", {**SMALL, "pad_token_id": 0}, ODD),
     "gpt2": Case("gpt2", GPT2, ODD),
     "bert": Case("bert", SMALL, TEXT),
+    "bert in chunks": Case("bert", {**SMALL, "chunk_size_feed_forward": 4}, TEXT),
     "bert sentence": Case("bert", {**SMALL, "vocab_size": V}, SENTENCE, "sequence_classification"),
     "t5": Case("t5", T5, PAIR),
     "t5 gated, untied": Case(
@@ -103,6 +105,7 @@ CASES = {
     ),
     "vit": Case("vit", {**SMALL, "patch_size": 4}, IMAGE),
     "swin": Case("swin", {**SWIN, "window_size": 3}, IMAGE),
+    "swin, windows within the picture": Case("swin", {**SWIN, "window_size": 4}, IMAGE),
 }
 
 
@@ -256,7 +259,7 @@ def _reference(graph, modules, batch) -> dict[str, torch.Tensor]:
 
 def _differences(world, name, graph, modules, reference, degree, sp, recompute):
     plans = [graph.tensor_plan(layer.name) for layer in graph.layers]
-    refused = next(filter(None, (plan.refusal(degree, sp=sp) for plan in plans)), None)
+    refused = next(filter(None, (plan.refusal(degree) for plan in plans)), None)
     if refused:
         yield refused
         return

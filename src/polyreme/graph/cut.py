@@ -129,13 +129,13 @@ def _cut(shape: tuple[int, ...], dim: int, cutting: Cutting, tp: Part) -> Cut:
         start, stop, padding = vocabulary_interval(shape[dim], tp.degree, tp.rank)
         intervals = ((start, stop),) if stop > start else ()
         return Cut(shape=shape, dim=dim, intervals=intervals, padding=padding)
+    copies = cutting.copies(tp.degree)
     held: list[tuple[int, int]] = []
     offset = 0
     for run in cutting.runs:
-        start, stop = run.interval(tp.degree, tp.rank)
+        start, stop = run.interval(tp.degree // copies, tp.rank // copies)
         held.append((offset + start, offset + stop))
         offset += run.size
-    copies = cutting.runs[0].copies(tp.degree)
     return Cut(
         shape=shape,
         dim=dim,

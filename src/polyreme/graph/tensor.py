@@ -6,15 +6,19 @@ heads or intermediate features. Source: Shoeybi et al. 2019 (Megatron-LM), secti
 et al. 2022, section 4 (tokens).
 
 Differs: heads of keys and values may be fewer than the parts; several parts then hold the same
-ones, and their gradients are sums over these parts.
+ones, and their gradients are sums over these parts. Where such heads lie in one matrix with
+others, these parts hold the same of all of it, and each computes with its own rows.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Literal
+from typing import TYPE_CHECKING, Literal, Protocol
 
 import msgspec
+
+if TYPE_CHECKING:
+    import torch
 
 Side = Literal["out", "in", "vocabulary"]
 Along = Literal["tokens", "heads", "vocabulary"]
@@ -79,10 +83,21 @@ class Cutting(msgspec.Struct, frozen=True, kw_only=True):
             if not run.legal(degree):
                 rule = "neither divides nor is a multiple of" if run.shared else "does not divide"
                 return f"{rule} {run.what} {run.units}"
-        if len({run.copies(degree) for run in self.runs}) > 1:
-            fewest = min(self.runs, key=lambda run: run.units)
-            return f"does not divide {fewest.what} {fewest.units}, which lie in one fused matrix"
         return None
+
+    def copies(self, degree: int) -> int:
+        """How many parts, ranks in a row, hold the same: as many as share its rarest features."""
+        return max(run.copies(degree) for run in self.runs)
+
+    def used(self, degree: int, rank: int) -> tuple[tuple[int, int], ...]:
+        """(start, stop) of each run that a part computes with, in the features that it holds."""
+        copies, found, before = self.copies(degree), [], 0
+        for run in self.runs:
+            first, end = run.interval(degree // copies, rank // copies)
+            start, stop = run.interval(degree, rank)
+            found.append((before + start - first, before + stop - first))
+            before += end - first
+        return tuple(found)
 
 
 class Read(msgspec.Struct, frozen=True, kw_only=True):
@@ -99,12 +114,25 @@ class Region(msgspec.Struct, frozen=True, kw_only=True):
     """From a module's inputs to what its last matrix gives, a sum over all parts.
 
     Gradients of what is read are summed once, at the entry. What comes out is as long as what is
-    read first; without `exit` (a head) it stays with its part.
+    read first; without `exit` (a head) it stays with its part. One that is `arranged` reads tokens
+    in another arrangement than the layer's hidden: where tokens are split, the layer's module
+    itself gathers them before, and sums the hidden after, what the exit gives without its bias.
     """
 
     entry: str
     exit: str | None
     reads: tuple[Read, ...] = (Read(),)
+    arranged: bool = False
+
+
+class Meeting(Protocol):
+    """What a layer's module is given as `meeting` where it has to gather split tokens itself."""
+
+    def gather(self, own: torch.Tensor) -> torch.Tensor:
+        """All tokens [B, T, D] of the hidden, of which this part has its own."""
+
+    def total(self, partial: torch.Tensor) -> torch.Tensor:
+        """This part's tokens of the sum over parts; `partial` [B, T, D]."""
 
 
 class Number(msgspec.Struct, frozen=True, kw_only=True):
@@ -126,6 +154,14 @@ class Number(msgspec.Struct, frozen=True, kw_only=True):
         return value // self.per.local(degree) if self.per else value
 
 
+class Setting(msgspec.Struct, frozen=True, kw_only=True):
+    """An attribute that is another number in parts, however many there are."""
+
+    path: str
+    name: str
+    value: int
+
+
 class TensorPlan(msgspec.Struct, frozen=True, kw_only=True):
     """How a layer's module is split; one without cuttings is computed by every part alike.
 
@@ -133,30 +169,28 @@ class TensorPlan(msgspec.Struct, frozen=True, kw_only=True):
     partial sums. `outputs` says along what an output is split (the first of its sample's dims;
     the last for "vocabulary"). The rest is about sequence parallelism: `n_tokens` of the whole
     hidden; `sequence` are modules whose attribute `n_tokens` then says how long it is;
-    `positions` modules that look up positions, of which each part takes its own; `whole` says
-    that the layer works on whole sequences and is computed by all parts alike, with tokens
-    gathered before it ("in") or dealt out after it ("out"); `sp_refusal` why tokens cannot be
-    split.
+    `positions` modules that look up positions, of which each part takes its own; `alike`
+    modules that drop whole samples, the same in all parts; `whole` says that the layer works on
+    whole sequences and is computed by all parts alike, with tokens gathered before it ("in"),
+    dealt out after it ("out"), or both.
     """
 
     cuttings: tuple[Cutting, ...] = ()
     regions: tuple[Region, ...] = ()
     inside: tuple[str, ...] = ()
     numbers: tuple[Number, ...] = ()
+    settings: tuple[Setting, ...] = ()
     outputs: Mapping[str, Along] = {}
     n_tokens: int | None = None
     sequence: tuple[str, ...] = ()
     positions: tuple[str, ...] = ()
-    whole: Literal["in", "out"] | None = None
-    sp_refusal: str | None = None
+    alike: tuple[str, ...] = ()
+    whole: Literal["in", "out", "both"] | None = None
 
-    def refusal(self, degree: int, *, sp: bool = False) -> str | None:
-        """Why the layer cannot be split so; None if it can."""
+    def refusal(self, degree: int) -> str | None:
+        """Why the layer cannot be split into so many parts; None if it can."""
         found = (cutting.refusal(degree) for cutting in self.cuttings)
-        refused = next((reason for reason in found if reason is not None), None)
-        if refused is None and sp and degree > 1:
-            return self.sp_refusal
-        return refused
+        return next((reason for reason in found if reason is not None), None)
 
     def legal(self, degree: int) -> bool:
         """Whether the layer can be split into so many parts."""

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from ..errors import Violation
 from ..graph.layer import LayerGraph
-from .degrees import refused_sp, refused_tp
+from .degrees import refused_tp
 from .grid import INNER_AXES, Degrees, even_degrees, grid_of, rows_of
 from .ir import LayerPlan, Plan, ShardTree, axes, devices
 
@@ -61,11 +61,6 @@ def tensor_violations(plan: Plan, graph: LayerGraph) -> Iterator[Violation]:
         if (refused := refused_tp(graph, tp)) is not None:
             path = f"layer_plans.{refused.layer}.split"
             yield _wrong(path, tp, f"tensor parts: this {refused.rule}", refused.legal)
-        elif any(layer_plan.sp for layer_plan in distinct(plan).values()):
-            no_tokens = refused_sp(graph, tp)
-            if no_tokens is not None:
-                path = f"layer_plans.{no_tokens.layer}.sp"
-                yield _wrong(path, True, no_tokens.rule, no_tokens.legal)
 
 
 def _own_violations(path: str, layer_plan: LayerPlan, degrees: Degrees) -> Iterator[Violation]:

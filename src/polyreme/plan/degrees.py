@@ -35,16 +35,6 @@ def refused_tp(graph: LayerGraph, tp: int) -> Refusal | None:
     return None
 
 
-def refused_sp(graph: LayerGraph, tp: int) -> Refusal | None:
-    """Why tokens cannot be split over so many tensor parts; None if they can."""
-    for name in _one_of_each_kind(graph):
-        plan = graph.tensor_plan(name)
-        if plan is not None and (reason := plan.refusal(tp, sp=True)) is not None:
-            rule = f'cannot be: layer "{name}" {reason}'
-            return Refusal(layer=name, rule=rule, legal="false")
-    return None
-
-
 def legal_degrees(graph: LayerGraph, tp: int) -> tuple[int, ...]:
     """All numbers of tensor parts that the model allows; up to `tp` where it sets no end."""
     names = _one_of_each_kind(graph)

@@ -9,7 +9,7 @@ import msgspec
 from ..cluster.types import Cluster
 from ..errors import ConfigError
 from ..graph.layer import LayerGraph
-from ..plan.degrees import refused_sp, refused_tp
+from ..plan.degrees import refused_tp
 from ..plan.ir import Workload
 from ..plan.options import DEFAULT_ORDER, Parallel
 from ..plan.order import ANY, ORDERS, families
@@ -72,7 +72,7 @@ def _cuts(graph: LayerGraph, cluster: Cluster, parallel: Parallel) -> Iterator[P
     n = cluster.n_devices
     tps = [parallel.tp] if parallel.tp else [tp for tp in range(1, n + 1) if _parts(graph, n, tp)]
     for tp in tps:
-        for sp in _tokens(graph, tp, parallel):
+        for sp in _tokens(tp, parallel):
             most = max(1, min(n // tp, len(graph.layers)))
             pps = [parallel.pp] if parallel.pp else range(1, most + 1)
             for pp in pps:
@@ -101,8 +101,8 @@ def _parts(graph: LayerGraph, n: int, tp: int) -> bool:
     return (n <= ALL_COUNTS_UP_TO or n % tp == 0) and refused_tp(graph, tp) is None
 
 
-def _tokens(graph: LayerGraph, tp: int, parallel: Parallel) -> tuple[bool | None, ...]:
-    """Whether tokens are split: as the user says, or both where it can be."""
+def _tokens(tp: int, parallel: Parallel) -> tuple[bool | None, ...]:
+    """Whether tokens are split: as the user says, or both where there are parts."""
     if parallel.sp is not None:
         return (parallel.sp,)
-    return (None, True) if tp > 1 and refused_sp(graph, tp) is None else (None,)
+    return (None, True) if tp > 1 else (None,)

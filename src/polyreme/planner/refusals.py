@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from ..cluster.types import Cluster
 from ..errors import Violation
 from ..graph.layer import LayerGraph
-from ..plan.degrees import refused_sp, refused_tp
+from ..plan.degrees import refused_tp
 from ..plan.ir import AXES, Workload
 from ..plan.options import Parallel
 from .stages import balanced
@@ -117,12 +117,8 @@ def _impossible(
 def _uncuttable(graph: LayerGraph, parallel: Parallel) -> Iterator[Violation]:
     """Degrees that the model's layers do not allow."""
     tp, pp = parallel.tp or 1, parallel.pp or 1
-    if tp > 1:
-        refused = refused_tp(graph, tp)
-        if refused is not None:
-            yield _wrong("tp", tp, refused.rule, refused.legal)
-        elif parallel.sp and (no_tokens := refused_sp(graph, tp)) is not None:
-            yield _wrong("sp", True, no_tokens.rule, no_tokens.legal)
+    if (refused := refused_tp(graph, tp)) is not None:
+        yield _wrong("tp", tp, refused.rule, refused.legal)
     n_layers, n_stages = len(graph.layers), pp * parallel.pipeline.chunks
     if pp > 1 and n_stages > n_layers:
         rule = f"makes {n_stages} stages, and the model has {n_layers} layers"

@@ -15,7 +15,7 @@ from ...errors import Violation
 from ...sample import SampleSpec
 from ..parts import Part
 from ..skeleton import Skeleton
-from ..tensor import Cutting, Number, Read, Region, Run, TensorPlan
+from ..tensor import Cutting, Number, Read, Region, Run, Setting, TensorPlan
 from .positions import check_positions
 from .vocabulary import scores, table
 
@@ -188,9 +188,8 @@ def _block_plan(config: Any, n_tokens: int) -> TensorPlan:
             Number(path=attention, name="num_attention_heads", of=heads),
             Number(path=attention, name="all_head_size", of=heads, features=True),
         ),
+        # In one go: a chunk of tokens is not one of each part's, and parts would meet for each.
+        settings=(Setting(path="block", name="chunk_size_feed_forward", value=0),),
         outputs={"hidden": "tokens"},
         n_tokens=n_tokens,
-        sp_refusal="works through the sequence in chunks (chunk_size_feed_forward)"
-        if config.chunk_size_feed_forward
-        else None,
     )

@@ -6,20 +6,19 @@ Axes: B samples, T patches of the stage, D channels of the stage, C classes.
 from __future__ import annotations
 
 import math
+from typing import Any, Literal
 
 import torch
 from torch import nn
+from transformers.models.swin.modeling_swin import window_partition, window_reverse
 
 from ...errors import Violation
 from ...sample import SampleSpec
 from ..parts import Part
 from ..skeleton import Skeleton
-from ..tensor import Cutting, Number, Read, Region, Run, TensorPlan
+from ..tensor import Along, Cutting, Meeting, Number, Read, Region, Run, TensorPlan
 
 READS = ("pixel_values",)
-_NO_SP = "attends within windows of a picture, which runs of tokens are not"
-# Embedding, merging and head are a small part of the work: every part computes them.
-_ALIKE = TensorPlan(sp_refusal=_NO_SP)
 
 
 class Embed(nn.Module):
@@ -35,8 +34,8 @@ class Embed(nn.Module):
         return self.embeddings(pixel_values.to(dtype))[0]
 
 
-class OnGrid(nn.Module):
-    """A block, or a merging of patches, on hidden [B, T, D] with T = rows x columns."""
+class Merging(nn.Module):
+    """Four neighbours to one: hidden [B, T, D] to [B, ~T / 4, 2 D], with T = rows x columns."""
 
     def __init__(self, inner: nn.Module, grid: tuple[int, int]) -> None:
         super().__init__()
@@ -44,9 +43,46 @@ class OnGrid(nn.Module):
         self.grid = grid
 
     def forward(self, hidden_BTD: torch.Tensor) -> torch.Tensor:
-        """Transform."""
-        out = self.inner(hidden_BTD, self.grid)
-        return out[0] if isinstance(out, tuple) else out
+        """Merge."""
+        return self.inner(hidden_BTD, self.grid)
+
+
+class Block(nn.Module):
+    """A block on hidden [B, T, D] with T = rows x columns, attending within windows.
+
+    With a `meeting` the hidden is one part's tokens of it; windows are then made of all of them.
+    """
+
+    def __init__(self, inner: Any, grid: tuple[int, int]) -> None:
+        super().__init__()
+        self.inner = inner
+        self.grid = grid
+        self.meeting: Meeting | None = None
+
+    def forward(self, hidden_BTD: torch.Tensor) -> torch.Tensor:
+        """Attend and transform."""
+        inner, meeting = self.inner, self.meeting
+        if meeting is None:
+            out = inner(hidden_BTD, self.grid)
+            return out[0] if isinstance(out, tuple) else out
+        whole_BTD = meeting.gather(inner.layernorm_before(hidden_BTD))
+        attended_BTD = meeting.total(self._attended(whole_BTD)) + inner.attention.o_proj.bias
+        hidden_BTD = hidden_BTD + inner.drop_path(inner.dropout(attended_BTD))
+        return hidden_BTD + inner.dropout(inner.mlp(inner.layernorm_after(hidden_BTD)))
+
+    def _attended(self, normed_BTD: torch.Tensor) -> torch.Tensor:
+        """As the library's block does it, between its two sums with the hidden."""
+        inner, (height, width) = self.inner, self.grid
+        inner.set_shift_and_window_size(self.grid)
+        grid_BHWD, _ = inner.maybe_pad(normed_BTD.unflatten(1, self.grid), height, width)
+        size = inner.window_size
+        _, n_rows, n_columns, _ = grid_BHWD.shape
+        windows = window_partition(inner.cyclic_shift(grid_BHWD), size).flatten(1, 2)
+        mask = inner.get_attn_mask(n_rows, n_columns, dtype=windows.dtype, device=windows.device)
+        out, _ = inner.attention(windows, mask)
+        back_BHWD = window_reverse(out.unflatten(1, (size, size)), size, n_rows, n_columns)
+        back_BHWD = inner.cyclic_shift(back_BHWD, reverse=True)
+        return back_BHWD[:, :height, :width].flatten(1, 2)
 
 
 class Head(nn.Module):
@@ -86,7 +122,7 @@ def cut(skeleton: Skeleton, _sample: SampleSpec) -> list[Part]:
             make=lambda: Embed(skeleton.part("swin.embeddings")),
             names={"embeddings": "swin.embeddings"},
             splits={"tp": config.embed_dim},
-            tensor=_ALIKE,
+            tensor=_alike((height, width), "out"),
         )
     ]
     for stage, depth in enumerate(config.depths):
@@ -109,7 +145,7 @@ def cut(skeleton: Skeleton, _sample: SampleSpec) -> list[Part]:
             ),
             names={"layernorm": "swin.layernorm", "classifier": "classifier"},
             splits={"tp": config.num_labels},
-            tensor=_ALIKE,
+            tensor=_alike((height, width), "in"),
         )
     )
     return parts
@@ -136,7 +172,7 @@ def _block(
                 drop_path_rate=dropped,
                 shift_size=config.window_size // 2 if shifted else 0,
             )
-        return OnGrid(block.float(), grid)
+        return Block(block.float(), grid)
 
     return Part(
         name=f"stage.{stage}.block.{index}",
@@ -146,9 +182,7 @@ def _block(
         make=make,
         names={"inner": f"swin.encoder.layers.{stage}.blocks.{index}"},
         splits={"tp": math.gcd(n_heads, int(config.mlp_ratio * width))},
-        tensor=_block_plan(
-            n_heads, width, int(config.mlp_ratio * width), _in_windows(grid, config.window_size)
-        )
+        tensor=_block_plan(n_heads, width, int(config.mlp_ratio * width), grid, config.window_size)
         if plans
         else None,
     )
@@ -164,9 +198,17 @@ def _in_windows(grid: tuple[int, int], window: int) -> int:
     return math.prod(-(-length // size) * size for length in grid)
 
 
-def _block_plan(n_heads: int, width: int, n_inner: int, n_read: int) -> TensorPlan:
-    """Attention reads `n_read` patches, those of its windows."""
-    attention = "inner.attention"
+def _alike(grid: tuple[int, int], whole: Literal["in", "out", "both"]) -> TensorPlan:
+    """Embedding, merging and head are a small part of the work: every part computes them."""
+    outputs: dict[str, Along] = {} if whole == "in" else {"hidden": "tokens"}
+    return TensorPlan(outputs=outputs, n_tokens=math.prod(grid), whole=whole)
+
+
+def _block_plan(
+    n_heads: int, width: int, n_inner: int, grid: tuple[int, int], window: int
+) -> TensorPlan:
+    """Attention reads the patches of its windows."""
+    attention, n_tokens = "inner.attention", math.prod(grid)
     heads = Run(what="num_heads", units=n_heads, width=width // n_heads)
     inner = Run(what="mlp_ratio x channels", units=n_inner)
     table = f"{attention}.relative_position_bias.relative_position_bias_table"
@@ -182,11 +224,18 @@ def _block_plan(n_heads: int, width: int, n_inner: int, n_read: int) -> TensorPl
             Cutting(path="inner.mlp.fc2", side="in", runs=(inner,)),
         ),
         regions=(
-            Region(entry=attention, exit=f"{attention}.o_proj", reads=(Read(n_tokens=n_read),)),
-            Region(entry="inner.mlp", exit="inner.mlp.fc2"),
+            Region(
+                entry=attention,
+                exit=f"{attention}.o_proj",
+                reads=(Read(n_tokens=_in_windows(grid, window)),),
+                arranged=True,
+            ),
+            Region(entry="inner.mlp", exit="inner.mlp.fc2", reads=(Read(n_tokens=n_tokens),)),
         ),
         numbers=(Number(path=attention, name="num_attention_heads", of=heads),),
-        sp_refusal=_NO_SP,
+        outputs={"hidden": "tokens"},
+        n_tokens=n_tokens,
+        alike=("inner.drop_path",),
     )
 
 
@@ -197,8 +246,8 @@ def _merging(skeleton: Skeleton, stage: int, grid: tuple[int, int], before: str)
         kind=f"stage.{stage}.merge",
         inputs=(f"{before}.hidden",),
         outputs=("hidden",),
-        make=lambda: OnGrid(skeleton.part(path), grid),
+        make=lambda: Merging(skeleton.part(path), grid),
         names={"inner": path},
         splits={"tp": skeleton.config.embed_dim * 2 ** (stage + 1)},
-        tensor=_ALIKE,
+        tensor=_alike(grid, "both"),
     )

@@ -77,7 +77,7 @@ class TensorParts:
         if strategy.tp == 1 or plan is None:
             return Exchanges()
         forward, again, backward = [], [], []
-        for meeting in self._meetings(name, plan):
+        for meeting in self._meetings(name, plan, sp=strategy.sp):
             there, back = (_SPLIT if strategy.sp else _WHOLE)[meeting.kind]
             length = meeting.n_tokens if n_tokens is None else n_tokens
             if strategy.sp:
@@ -103,7 +103,7 @@ class TensorParts:
         n_bytes = size * (each if n_tokens is None else n_tokens) * self._widths.master
         return tuple(_over_parts("all_reduce", strategy.tp, k * n_bytes) for k in (1, 2))
 
-    def _meetings(self, name: str, plan: TensorPlan) -> Iterator[_Meeting]:
+    def _meetings(self, name: str, plan: TensorPlan, *, sp: bool) -> Iterator[_Meeting]:
         """In the order of the forward pass, as far as it matters."""
         layer = self._graph.layer(name)
         given = next(iter(layer.outputs.values())).shape
@@ -111,7 +111,7 @@ class TensorParts:
         taken = given if layer.inputs[0].startswith("batch:") else ()
         taken = taken or self._graph.layer(source).outputs[output].shape
         own = taken[0] if plan.n_tokens is None else plan.n_tokens
-        if plan.whole == "in":
+        if plan.whole in ("in", "both"):
             yield _Meeting(kind="gather", n_tokens=own, n_features=taken[-1])
         if plan.vocabulary is None:
             for cutting in plan.cuttings:
@@ -121,6 +121,8 @@ class TensorParts:
                     )
         for region in plan.regions:
             lengths = [own if read.n_tokens is None else read.n_tokens for read in region.reads]
+            if sp and region.arranged:
+                lengths = [own]
             for length in lengths:
                 yield _Meeting(kind="enter", n_tokens=length, n_features=taken[-1])
             if region.exit is not None:
@@ -130,8 +132,8 @@ class TensorParts:
                     n_features=given[-1],
                     behind=region.exit,
                 )
-        if plan.whole == "out":
-            yield _Meeting(kind="deal", n_tokens=own, n_features=given[-1])
+        if plan.whole in ("out", "both"):
+            yield _Meeting(kind="deal", n_tokens=given[0], n_features=given[-1])
 
     def _repeats(self, name: str, meeting: _Meeting) -> bool:
         if meeting.behind is None:

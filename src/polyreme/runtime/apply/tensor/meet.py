@@ -7,6 +7,7 @@ opposite: a sum becomes a copy, a gathering a dealing out.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, TypeVar, cast
 
 import torch
@@ -138,6 +139,24 @@ def whole(x: torch.Tensor, n_tokens: int, tp: Tp) -> torch.Tensor:
 def deal(x: torch.Tensor, tp: Tp) -> torch.Tensor:
     """This part's tokens of what every part computed alike."""
     return _apply(Deal, x, tp)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Arranged:
+    """Where parts of split tokens meet in a layer that arranges all of them in its own way."""
+
+    n_tokens: int
+    tp: Tp
+
+    @uncompiled
+    def gather(self, own: torch.Tensor) -> torch.Tensor:
+        """All tokens [B, T, D]; sums their gradient over parts."""
+        return enter(own, self.n_tokens, self.tp)
+
+    @uncompiled
+    def total(self, partial: torch.Tensor) -> torch.Tensor:
+        """This part's tokens of the sum over parts."""
+        return leave(partial, self.tp)
 
 
 def _apply(function: Any, *arguments: Any) -> torch.Tensor:

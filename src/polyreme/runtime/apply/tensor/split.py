@@ -13,8 +13,8 @@ from torch import nn
 from torch.nn import functional as F
 
 from ....graph.cut import Cut, cuts_of, vocabulary_interval
-from ....graph.tensor import Number, Region, TensorPlan
-from .meet import deal, enter, leave, own_tokens, uncompiled, whole
+from ....graph.tensor import Cutting, Region, TensorPlan
+from .meet import Arranged, deal, enter, leave, own_tokens, uncompiled, whole
 from .part import Tp
 from .stream import Stream, drops
 
@@ -25,19 +25,23 @@ def split(module: nn.Module, plan: TensorPlan, tp: Tp) -> dict[str, Cut]:
     The module is whole, with its values (or on meta). Parameters stay `nn.Parameter`s, and one
     object where they were one. Parts must be given the same host generator state (see `Stream`).
     """
-    refusal = plan.refusal(tp.degree, sp=tp.sp)
+    refusal = plan.refusal(tp.degree)
     assert refusal is None, f"{tp.degree} {refusal}"
     cuts = cuts_of(module, plan, tp)
     if tp.degree == 1:
         return cuts
     _cut_parameters(module, cuts)
     for number in plan.numbers:
-        _set_number(module, number, tp.degree)
+        _set(module, number.path, number.name, number.local(tp.degree))
+    for setting in plan.settings:
+        _set(module, setting.path, setting.name, setting.value)
     for cutting in plan.cuttings:
         found = module.get_submodule(cutting.path.rpartition(".")[0])
         held = getattr(found, cutting.path.rpartition(".")[2])
         if isinstance(held, nn.Embedding) and cutting.side == "vocabulary":
             _look_up_own_rows(held, cutting.runs[0].size, tp)
+        elif cutting.side == "out" and isinstance(held, nn.Linear):
+            _compute_own_rows(held, cutting, tp)
     for region in plan.regions:
         _meet(module, region, tp)
     if tp.sp:
@@ -70,15 +74,15 @@ def _note_sizes(child: Any) -> None:
         child.nx, child.nf = child.weight.shape  # the library's Conv1D
 
 
-def _set_number(module: nn.Module, number: Number, degree: int) -> None:
-    owner: Any = module.get_submodule(number.path)
-    *through, name = number.name.split(".")
-    for attribute in through:  # what is shared must not change for others
-        own = copy.copy(getattr(owner, attribute))
-        setattr(owner, attribute, own)
+def _set(module: nn.Module, path: str, attribute: str, value: int) -> None:
+    owner: Any = module.get_submodule(path)
+    *through, name = attribute.split(".")
+    for step in through:  # what is shared must not change for others
+        own = copy.copy(getattr(owner, step))
+        setattr(owner, step, own)
         owner = own
-    assert hasattr(owner, name), f"{number.path} has no {number.name}"
-    setattr(owner, name, number.local(degree))
+    assert hasattr(owner, name), f"{path} has no {attribute}"
+    setattr(owner, name, value)
 
 
 def _look_up_own_rows(table: nn.Embedding, n_rows: int, tp: Tp) -> None:
@@ -95,6 +99,22 @@ def _look_up_own_rows(table: nn.Embedding, n_rows: int, tp: Tp) -> None:
         return _left(found.masked_fill(foreign.unsqueeze(-1), 0), tp, None)
 
     table.forward = forward  # type: ignore[method-assign, assignment]
+
+
+def _compute_own_rows(matrix: nn.Linear, cutting: Cutting, tp: Tp) -> None:
+    """Of rows that several parts hold together, compute with those that are this part's."""
+    used = cutting.used(tp.degree, tp.rank)
+    if sum(stop - start for start, stop in used) == matrix.out_features:
+        return
+
+    def own(held: torch.Tensor) -> torch.Tensor:
+        return torch.cat([held[start:stop] for start, stop in used])
+
+    def forward(x: torch.Tensor) -> torch.Tensor:
+        bias = None if matrix.bias is None else own(matrix.bias)
+        return F.linear(x, own(matrix.weight), bias)
+
+    matrix.forward = forward  # type: ignore[method-assign, assignment]
 
 
 def _meet(module: nn.Module, region: Region, tp: Tp) -> None:
@@ -119,18 +139,25 @@ def _meet(module: nn.Module, region: Region, tp: Tp) -> None:
             (stream.enter(_device(args, kwargs)) if entry.training else stream.skip())
         return tuple(args), kwargs
 
-    entry.register_forward_pre_hook(uncompiled(before), with_kwargs=True)
+    arranged = region.arranged and tp.sp
+    if not arranged:
+        entry.register_forward_pre_hook(uncompiled(before), with_kwargs=True)
     if region.exit is not None:
-        row = module.get_submodule(region.exit)
-        row.forward = functools.partial(_row, row, tp, stream)
+        row: Any = module.get_submodule(region.exit)
+        part = _product if arranged else functools.partial(_row, tp=tp, stream=stream)
+        row.forward = functools.partial(part, row)
 
 
-def _row(row: Any, tp: Tp, stream: Stream | None, x: torch.Tensor) -> torch.Tensor:
+def _row(row: Any, x: torch.Tensor, *, tp: Tp, stream: Stream | None) -> torch.Tensor:
     """What all parts' features give together, the bias added once."""
-    weight = row.weight
-    own = F.linear(x, weight) if isinstance(row, nn.Linear) else torch.matmul(x, weight)
-    total = _left(own, tp, stream)
+    total = _left(_product(row, x), tp, stream)
     return total if row.bias is None else total + row.bias
+
+
+def _product(row: Any, x: torch.Tensor) -> torch.Tensor:
+    """What this part's features give."""
+    weight = row.weight
+    return F.linear(x, weight) if isinstance(row, nn.Linear) else torch.matmul(x, weight)
 
 
 @uncompiled
@@ -146,15 +173,22 @@ def _split_tokens(module: nn.Module, plan: TensorPlan, tp: Tp) -> None:
         module.get_submodule(path).n_tokens = plan.n_tokens  # type: ignore[assignment]
     for path in plan.positions:
         module.get_submodule(path).register_forward_pre_hook(_own_positions(tp))
-    if plan.whole == "in":
+    if any(region.arranged for region in plan.regions):
+        assert plan.n_tokens is not None
+        module.meeting = Arranged(n_tokens=plan.n_tokens, tp=tp)  # type: ignore[assignment]
+    if plan.whole in ("in", "both"):
         assert plan.n_tokens is not None
         module.register_forward_pre_hook(_gathered(plan.n_tokens, tp))
-    elif plan.whole == "out":
+    if plan.whole in ("out", "both"):
         module.register_forward_hook(_dealt(tp))
-    elif drops(module):
+    if plan.whole is None and drops(module):
         stream = Stream(tp.rank)
         module.register_forward_pre_hook(_own_numbers(stream))
         module.register_forward_hook(_all_numbers(stream))
+        for path in plan.alike:
+            child = module.get_submodule(path)
+            child.register_forward_pre_hook(_other_numbers(stream))
+            child.register_forward_hook(_other_numbers(stream))
 
 
 def _own_positions(tp: Tp) -> Callable[..., Any]:
@@ -190,6 +224,13 @@ def _all_numbers(stream: Stream) -> Callable[..., Any]:
         stream.leave()
 
     return uncompiled(after)
+
+
+def _other_numbers(stream: Stream) -> Callable[..., Any]:
+    def at(*_: Any) -> None:
+        stream.swap()
+
+    return uncompiled(at)
 
 
 def _device(args: Any, kwargs: Any) -> torch.device:

@@ -42,14 +42,22 @@ class Stream:
         """A pass that draws nothing."""
         self._kept = None
 
-    def leave(self) -> None:
-        """Go back to the numbers of all parts."""
+    def swap(self) -> None:
+        """From this part's own numbers to those of all parts, or back."""
         if self._kept is None:
             return
+        kept = self._kept
         if self._device.type == "cpu":
-            torch.default_generator.set_state(self._kept)
+            self._kept = torch.default_generator.get_state()
+            torch.default_generator.set_state(kept)
         else:
-            torch.get_device_module(self._device).set_rng_state(self._kept, self._device)
+            backend = torch.get_device_module(self._device)
+            self._kept = backend.get_rng_state(self._device)
+            backend.set_rng_state(kept, self._device)
+
+    def leave(self) -> None:
+        """Go back to the numbers of all parts."""
+        self.swap()
         self._kept = None
 
 
