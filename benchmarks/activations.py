@@ -6,7 +6,9 @@ The forward pass is the runtime's (`runtime/stage.py`) on a processor, in traini
 values. Counted are distinct storages that autograd keeps and that are no parameters or buffers;
 where layers are recomputed, what is alive while one of them is: inputs of it and of the layers
 before it, and what it saves itself, for the layer at which that is most. Predicted is the cause
-`activations` of a plan for one device, from an assumed profile. The loss is in neither.
+`activations` of a plan, from an assumed profile: for one device, and (plain passes of one
+microbatch) for the first of 2 and 4 tensor parts with whole and with split tokens, whose
+exchanges bring nothing. The loss is in neither.
 """
 
 from __future__ import annotations
@@ -28,10 +30,13 @@ from polyreme.planner.draft import Draft, Strategy
 from polyreme.profile.assume import assume
 from polyreme.profile.saved import compute_dtype
 from polyreme.runtime.apply.data import stays_wide
+from polyreme.runtime.apply.tensor import Tp, split
 from polyreme.runtime.stage import Body, Chunk, Slot, Stage
+from polyreme.runtime.timing import Traffic
 from polyreme.sample import SampleSpec, TensorSpec
 
 MICROBATCHES = (1, 2, 5, 8)
+PARTS, OF_PARTS = (2, 4), 5  # tensor parts, and the microbatch that they are counted with
 TOKENS, CLASSES = 48, 40
 _WORDS = SampleSpec(
     fields={
@@ -154,8 +159,23 @@ class Watched(Body):
         return super().forward(*inputs)
 
 
-def _parts(graph: LayerGraph, precision: Precision) -> dict[str, nn.Module]:
-    """Every layer on the host with values, in the dtypes that the runtime gives it."""
+class _Silent(Traffic):
+    """Exchanges of which nothing comes: what a part keeps does not depend on it."""
+
+    def all_reduce(self, *_: Any, **__: Any) -> None:
+        """Nothing."""
+
+    def all_gather(self, *_: Any, **__: Any) -> None:
+        """Nothing."""
+
+    def reduce_scatter(self, *_: Any, **__: Any) -> None:
+        """Nothing."""
+
+
+def _parts(
+    graph: LayerGraph, precision: Precision, tp: int = 1, *, sp: bool = False
+) -> dict[str, nn.Module]:
+    """Every layer (its first part) on the host with values, in the dtypes of the runtime."""
     dtype = compute_dtype(precision)
     found = {}
     for layer in graph.layers:
@@ -166,6 +186,10 @@ def _parts(graph: LayerGraph, precision: Precision) -> dict[str, nn.Module]:
                 slot = Slot(name=name, layer=layer.name, places=((owner, name),))
                 if not stays_wide(slot):
                     parameter.data = parameter.data.to(dtype)
+        if tp > 1:
+            plan = graph.tensor_plan(layer.name)
+            assert plan is not None, layer.name
+            split(module, plan, Tp(rank=0, degree=tp, group=None, traffic=_Silent(), sp=sp))
         found[layer.name] = module
     return found
 
@@ -227,23 +251,37 @@ def kept_by_checkpoints(graph: LayerGraph, microbatch: int, precision: Precision
     return heap.size(kept)
 
 
+def kept_by_part(
+    graph: LayerGraph, microbatch: int, precision: Precision, tp: int, *, sp: bool
+) -> int:
+    """Bytes that a forward pass of the first tensor part keeps."""
+    parts = _parts(graph, precision, tp, sp=sp)
+    heap = Heap(parts)
+    kept: set[int] = set()
+    bodies = {name: Body(module, recompute=False) for name, module in parts.items()}
+    _forward(graph, bodies, microbatch, precision, lambda tensor: heap.note(tensor, kept))
+    return heap.size(kept)
+
+
 def predicted(graph: LayerGraph, precision: Precision) -> Iterator[tuple[int, bool, int]]:
     """Microbatch, whether layers are recomputed, and the plan's bytes of activations."""
-    profile = assume(graph, _cluster(), precision)
-    memory = Memory(
-        graph, Workload(global_batch=1, seq_len=1, precision=precision, optimizer_states=2)
-    )
     for microbatch in MICROBATCHES:
         for recompute in (False, True):
             strategy = Strategy(recompute=recompute)
-            draft = Draft(
-                strategies={layer.name: strategy for layer in graph.layers},
-                microbatches=1,
-                global_batch=microbatch,
-                bucket_bytes=0,
-                overlap=True,
-            )
-            yield microbatch, recompute, memory.causes(draft, profile, 0)["activations"]
+            yield microbatch, recompute, _planned(graph, precision, strategy, microbatch)
+
+
+def _planned(graph: LayerGraph, precision: Precision, strategy: Strategy, microbatch: int) -> int:
+    profile = assume(graph, _cluster(), precision)
+    workload = Workload(global_batch=1, seq_len=1, precision=precision, optimizer_states=2)
+    draft = Draft(
+        strategies={layer.name: strategy for layer in graph.layers},
+        microbatches=1,
+        global_batch=microbatch,
+        bucket_bytes=0,
+        overlap=True,
+    )
+    return Memory(graph, workload, strategy.tp).causes(draft, profile, 0)["activations"]
 
 
 def _cluster() -> Any:
@@ -261,9 +299,30 @@ def rows(family: str, precision: Precision) -> Iterator[tuple[int, bool, int, in
         yield microbatch, recompute, real.recomputed if recompute else real.plain, bytes_predicted
 
 
+def rows_of_parts(family: str, precision: Precision) -> Iterator[tuple[int, bool, int, int]]:
+    """Tensor parts, whether tokens are split, bytes counted and predicted of the first part."""
+    options, sample = FAMILIES[family]
+    graph = options.graph(sample)
+    for tp in sorted({*PARTS} & {*graph.tensor_degrees(max(PARTS))}):
+        for sp in (False, True):
+            torch.manual_seed(0)
+            counted = kept_by_part(graph, OF_PARTS, precision, tp, sp=sp)
+            strategy = Strategy(tp=tp, sp=sp)
+            yield tp, sp, counted, _planned(graph, precision, strategy, OF_PARTS)
+
+
 def main() -> None:
     """See above."""
     argparse.ArgumentParser(description=__doc__).parse_args()
+    print("family precision parts tokens_split counted predicted difference")
+    for family in FAMILIES:
+        for precision in ("fp32", "bf16"):
+            for tp, sp, counted, planned in rows_of_parts(family, precision):
+                print(
+                    f"{family} {precision} {tp} {'yes' if sp else 'no'} {counted} {planned} "
+                    f"{planned / counted - 1:+.2%}",
+                    flush=True,
+                )
     print("family precision microbatch recompute counted predicted difference")
     for family in FAMILIES:
         for precision in ("fp32", "bf16"):

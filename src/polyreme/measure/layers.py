@@ -167,6 +167,7 @@ def _measure_kind(stand: _Stand, saved: SavedBytes, budget_s: float) -> LayerTim
         recompute_bytes_per_sample=saved.recompute,
         again_bytes_per_sample=saved.again,
         fixed_bytes=saved.fixed,
+        part_bytes=saved.parts,
     )
 
 

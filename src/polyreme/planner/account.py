@@ -75,8 +75,7 @@ def _layer_cost(
     over_data = cost.data.layer_once(name, strategy, pp, max(sizes), draft)
     held = fitting.memory.layer_storage(name, strategy, 0)
     times = fitting.profile.layers[fitting.memory.graph.layer(name).kind]
-    saved = times.saved_bytes_per_sample
-    saved = times.recompute_bytes_per_sample if strategy.recompute else saved
+    saved = times.kept_of_part if strategy.recompute else times.saved_of_part
     return LayerCost(
         layers=names,
         how=describe_strategy(strategy),
@@ -87,7 +86,7 @@ def _layer_cost(
         data_s=over_data.exposed_comm_s,
         update_s=over_data.update_s,
         stored_bytes=held.parameters + held.gradients + held.optimizer,
-        saved_bytes=math.ceil(saved * max(sizes) / (strategy.tp if strategy.sp else 1)),
+        saved_bytes=math.ceil(saved(strategy.tp, sp=strategy.sp) * max(sizes)),
     )
 
 

@@ -183,4 +183,5 @@ def _layer_times(
         recompute_bytes_per_sample=saved.recompute,
         again_bytes_per_sample=saved.again,
         fixed_bytes=saved.fixed,
+        part_bytes=saved.parts,
     )

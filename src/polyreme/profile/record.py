@@ -18,6 +18,18 @@ class FixedBytes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     again: int = 0
 
 
+class PartBytes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How tensor parts have what a layer saves of a sample (bytes of all parts together).
+
+    What is `inside` regions is divided among them; what lies `between` is whole on each, divided
+    where tokens are split; what regions `read` is whole on each, gathered where tokens are split.
+    """
+
+    inside: int = 0
+    between: int = 0
+    read: int = 0
+
+
 class LayerTimes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Seconds of one layer kind against the number of samples in a microbatch.
 
@@ -25,6 +37,8 @@ class LayerTimes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     autograd keeps for the backward pass, `recompute_bytes_per_sample` what it keeps when the layer
     is recomputed (its inputs), `again_bytes_per_sample` what it keeps beside these while it is
     computed again (unset: `saved_bytes_per_sample`). `fixed_bytes` come to each of the three.
+    `part_bytes` says how tensor parts share the first (unset: whole on each, or divided where
+    tokens are split).
     """
 
     microbatch: tuple[int, ...]
@@ -34,6 +48,28 @@ class LayerTimes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     recompute_bytes_per_sample: int
     again_bytes_per_sample: int | None = None
     fixed_bytes: FixedBytes = FixedBytes()
+    part_bytes: PartBytes | None = None
+
+    def saved_of_part(self, tp: int, *, sp: bool) -> float:
+        """Bytes of a sample that one of `tp` parts saves; with `sp` tokens are split."""
+        whole, parts = self.saved_bytes_per_sample, self.part_bytes
+        if parts is None or tp == 1:
+            return whole / tp if sp else whole
+        if sp:
+            return parts.read + (parts.inside + parts.between) / tp
+        return whole - parts.inside + parts.inside / tp
+
+    def kept_of_part(self, tp: int, *, sp: bool) -> float:
+        """Bytes of a sample that one of `tp` parts keeps of a layer that is recomputed."""
+        return self.recompute_bytes_per_sample / (tp if sp else 1)
+
+    def again_of_part(self, tp: int, *, sp: bool) -> float:
+        """Bytes of a sample beside these while one of `tp` parts computes it again."""
+        again = self.again_bytes_per_sample
+        if again is None:
+            return self.saved_of_part(tp, sp=sp)
+        handed = self.saved_bytes_per_sample - again  # inputs that it saves, less what others do
+        return max(0.0, self.saved_of_part(tp, sp=sp) - handed / (tp if sp else 1))
 
 
 class CollectiveTimes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

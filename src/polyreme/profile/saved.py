@@ -18,7 +18,8 @@ import msgspec
 from ..cluster.accelerator import HOST_TYPE
 from ..graph.layer import Layer, LayerGraph
 from ..sample import TensorSpec
-from .record import FixedBytes
+from .record import FixedBytes, PartBytes
+from .regions import Regions, storage
 
 if TYPE_CHECKING:
     import torch
@@ -31,13 +32,15 @@ class SavedBytes(msgspec.Struct, frozen=True, kw_only=True):
     """Bytes per sample of a layer kind: kept for backward, and kept when it is recomputed.
 
     `again` is what it keeps beside its inputs while it is computed again; `fixed` what of the
-    three does not grow with the batch (masks, positions), which they are without.
+    three does not grow with the batch (masks, positions), which they are without; `parts` how
+    tensor parts share what is saved.
     """
 
     saved: int
     recompute: int
     again: int
     fixed: FixedBytes = FixedBytes()
+    parts: PartBytes | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,6 +54,9 @@ class _Trace:
     passed: tuple[int | None, ...]  # for each output, the input whose storage it is
     learns: tuple[bool, ...]  # which outputs carry a gradient
     output_bytes: tuple[int, ...]  # of their storages
+    in_regions: int  # bytes of what is inside that tensor parts divide
+    read: int  # bytes of what is inside that regions read
+    reads: tuple[bool, ...]  # which of the inputs regions read
     still: tuple[bool, ...] = ()  # which outputs take no more memory for a larger batch
 
 
@@ -79,7 +85,7 @@ def saved_bytes(
     kept_once: set[str] = set()
     learned: set[str] = set()
     still: set[str] = set()
-    sums: dict[str, list[tuple[_Size, _Size, _Size]]] = {}
+    sums: dict[str, list[tuple[_Size, _Size, _Size, PartBytes]]] = {}
     for layer in graph.layers:
         learns = tuple(name in learned for name in layer.inputs)
         key = (layer.kind, learns, *(specs[name].shape for name in layer.inputs))
@@ -96,30 +102,50 @@ def saved_bytes(
             owner[result] = result if source is None else sources[source]
         still.update(owner[name] for name, same in zip(results, trace.still, strict=True) if same)
         ends = [name for name, kept in zip(sources, trace.inputs, strict=True) if kept]
+        read = {name for name, kept in zip(sources, trace.reads, strict=True) if kept} & {*ends}
         ends += [owner[name] for name, kept in zip(results, trace.outputs, strict=True) if kept]
-        fresh, again, beside = (
+        fresh, again, beside, seen, own = (
             _bytes(names, still, specs, precision)
-            for names in (set(ends) - saved_once, set(sources) - kept_once, {*ends} - {*sources})
+            for names in (
+                {*ends} - saved_once,
+                {*sources} - kept_once,
+                {*ends} - {*sources},
+                read,
+                {*ends} - saved_once - read,
+            )
         )
         saved_once.update(ends)
         kept_once.update(sources)
         inside = _Size(trace.inside, trace.fixed)
-        sums.setdefault(layer.kind, []).append((_sum(inside, fresh), again, _sum(inside, beside)))
+        saved, plan = _sum(inside, fresh), graph.tensor_plan(layer.name)
+        parts = PartBytes(
+            inside=trace.in_regions,
+            between=trace.inside - trace.in_regions - trace.read + own.sample,
+            read=trace.read + seen.sample,
+        )
+        if plan is None or plan.whole is not None:  # every part computes all of it
+            parts = PartBytes(read=saved.sample)
+        sums.setdefault(layer.kind, []).append((saved, again, _sum(inside, beside), parts))
     return {kind: _of_kind(found) for kind, found in sums.items()}
 
 
-def _of_kind(found: Sequence[tuple[_Size, _Size, _Size]]) -> SavedBytes:
+def _of_kind(found: Sequence[tuple[_Size, _Size, _Size, PartBytes]]) -> SavedBytes:
     """Means over the layers of a kind, and the most that one takes while it is recomputed."""
     saved, recompute = (
         _Size(*(math.ceil(sum(column) / len(found)) for column in zip(*sizes, strict=True)))
         for sizes in ([each[0] for each in found], [each[1] for each in found])
     )
     again = max((each[2] for each in found), key=sum)
+    parts = (msgspec.structs.astuple(each[3]) for each in found)
+    inside, between, read = (
+        math.ceil(sum(column) / len(found)) for column in zip(*parts, strict=True)
+    )
     return SavedBytes(
         saved=saved.sample,
         recompute=recompute.sample,
         again=again.sample,
         fixed=FixedBytes(saved=saved.fixed, recompute=recompute.fixed, again=again.fixed),
+        parts=PartBytes(inside=inside, between=between, read=read),
     )
 
 
@@ -204,13 +230,19 @@ def _trace(
     module = graph.build(layer.name)
     # Fused recurrences save a workspace whose size fake tensors do not tell.
     real = any(isinstance(part, RNNBase) for part in module.modules())
+    plan = graph.tensor_plan(layer.name)
     with nullcontext() if real else FakeTensorMode(allow_non_fake_inputs=True):
-        small, large = (_play(module, specs, learns, precision, batch) for batch in _TRACED)
-    slope = (large.inside - small.inside) / (_TRACED[1] - _TRACED[0])
+        small, large = (
+            _play(module, Regions(plan), specs, learns, precision, batch) for batch in _TRACED
+        )
+    more = _TRACED[1] - _TRACED[0]
+    slope = (large.inside - small.inside) / more
     still = zip(small.output_bytes, large.output_bytes, strict=True)
     return replace(
         large,
         inside=math.ceil(slope),
+        in_regions=math.ceil((large.in_regions - small.in_regions) / more),
+        read=math.ceil((large.read - small.read) / more),
         fixed=max(0, math.ceil(small.inside - slope * _TRACED[0])),
         still=tuple(before == after for before, after in still),
     )
@@ -218,6 +250,7 @@ def _trace(
 
 def _play(
     module: torch.nn.Module,
+    regions: Regions,
     specs: Sequence[TensorSpec],
     learns: Sequence[bool],
     precision: str,
@@ -242,25 +275,33 @@ def _play(
     kept: dict[int, torch.Tensor] = {}
 
     def keep(tensor: torch.Tensor) -> torch.Tensor:
-        kept.setdefault(_storage(tensor), tensor)
+        if storage(tensor) not in kept:
+            kept[storage(tensor)] = tensor
+            regions.saved(tensor)
         return tensor
 
-    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+    with (
+        regions.watching(module),
+        torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor),
+    ):
         out = torch.func.functional_call(module, weights, tuple(arguments))
     outputs = out if isinstance(out, tuple) else (out,)
-    ins = [_storage(argument) for argument in arguments]
-    outs = [_storage(output) for output in outputs]
-    inside = set(kept) - {_storage(weight) for weight in weights.values()} - set(ins) - set(outs)
+    ins = [storage(argument) for argument in arguments]
+    outs = [storage(output) for output in outputs]
+    inside = set(kept) - {storage(weight) for weight in weights.values()} - set(ins) - set(outs)
+
+    def n_bytes(storages: set[int]) -> int:
+        return sum(kept[each].untyped_storage().nbytes() for each in storages)
+
     return _Trace(
-        inside=sum(kept[storage].untyped_storage().nbytes() for storage in inside),
+        inside=n_bytes(inside),
         fixed=0,
-        inputs=tuple(storage in kept for storage in ins),
-        outputs=tuple(storage in kept for storage in outs),
-        passed=tuple(ins.index(storage) if storage in ins else None for storage in outs),
+        inputs=tuple(each in kept for each in ins),
+        outputs=tuple(each in kept for each in outs),
+        passed=tuple(ins.index(each) if each in ins else None for each in outs),
         learns=tuple(output.requires_grad for output in outputs),
         output_bytes=tuple(output.untyped_storage().nbytes() for output in outputs),
+        in_regions=n_bytes(inside & regions.inside),
+        read=n_bytes(inside & regions.read),
+        reads=tuple(each in regions.read for each in ins),
     )
-
-
-def _storage(tensor: torch.Tensor) -> int:
-    return int(tensor.untyped_storage()._cdata)

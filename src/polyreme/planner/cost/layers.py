@@ -136,13 +136,8 @@ class LayerCosts:
                 buffers = self._memory.kept_bytes(name, strategy, outline.microbatches)
                 buffers += self._memory.classes.shapes[name].buffer_bytes
                 row.append(states + (1 + SLACK_SHARE) * buffers)
-                each = (
-                    times.recompute_bytes_per_sample
-                    if strategy.recompute
-                    else times.saved_bytes_per_sample
-                )
-                parts = strategy.tp if strategy.sp else 1
-                row_saved.append((1 + SLACK_SHARE) * each / parts)
+                each = times.kept_of_part if strategy.recompute else times.saved_of_part
+                row_saved.append((1 + SLACK_SHARE) * each(strategy.tp, sp=strategy.sp))
             stored.append(row)
             saved.append(row_saved)
         return np.array(stored, float), np.array(saved, float)

@@ -108,8 +108,7 @@ def storage(
 class Memory:
     """Memory of one model under any draft of so many tensor parts.
 
-    What layers save for their backward passes is taken as divided by the tensor parts only where
-    tokens are split too: otherwise norms and residuals are whole on each. `widths` are those of the
+    `widths` are those of the
     runtime at the workload's precision, unless others are given.
     """
 
@@ -180,8 +179,6 @@ class Memory:
             again = self._again_bytes(draft, profile, pipe)
         if draft.stages:
             kept = self._in_flight_bytes(draft, profile, pipe)
-        if draft.strategy.sp:
-            kept, again = (math.ceil(each / draft.strategy.tp) for each in (kept, again))
         logits, gradient = self._logits_bytes(draft.strategy) if self._last_in(names) else (0, 0)
         waiting, moving = self._moving_bytes(groups, draft.microbatches)
         buffer_bytes = sum(
@@ -299,9 +296,8 @@ class Memory:
                 strategy = draft.strategies[name]
                 alive += _saved_bytes(times, strategy, size)
                 if strategy.recompute:
-                    again = times.again_bytes_per_sample
-                    again = times.saved_bytes_per_sample if again is None else again
-                    beyond = max(beyond, alive + again * size + times.fixed_bytes.again)
+                    again = math.ceil(times.again_of_part(strategy.tp, sp=strategy.sp) * size)
+                    beyond = max(beyond, alive + again + times.fixed_bytes.again)
             most = max(most, beyond - alive)
         return most
 
@@ -353,10 +349,11 @@ class Memory:
 
 
 def _saved_bytes(times: LayerTimes, strategy: Strategy, size: int) -> int:
-    """What a layer keeps of a microbatch of so many samples for its backward pass."""
+    """What a part of a layer keeps of a microbatch of so many samples for its backward pass."""
+    tp, sp = strategy.tp, strategy.sp
     if strategy.recompute:
-        return times.recompute_bytes_per_sample * size + times.fixed_bytes.recompute
-    return times.saved_bytes_per_sample * size + times.fixed_bytes.saved
+        return math.ceil(times.kept_of_part(tp, sp=sp) * size) + times.fixed_bytes.recompute
+    return math.ceil(times.saved_of_part(tp, sp=sp) * size) + times.fixed_bytes.saved
 
 
 @functools.lru_cache(maxsize=64)

@@ -106,10 +106,10 @@ class UnlikeCost:
                 memory, size = self._of(strategy.tp).fitting.memory, draft.microbatch_of(strategy)
                 held += memory.layer_storage(name, strategy, 0)
                 times = self._profile.layers[self._graph.layer(name).kind]
-                parts = strategy.tp if strategy.sp else 1
-                whole = own = times.saved_bytes_per_sample * size / parts
+                tp, sp = strategy.tp, strategy.sp
+                whole = own = times.saved_of_part(tp, sp=sp) * size
                 if strategy.recompute:
-                    own = times.recompute_bytes_per_sample * size / parts
+                    own = times.kept_of_part(tp, sp=sp) * size
                     beyond = max(beyond, alive + own + whole)
                 kept += n_flying * own
                 alive += own
