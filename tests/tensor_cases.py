@@ -336,6 +336,29 @@ def drops(world, sp: bool) -> dict:
     }
 
 
+def paths(world) -> dict:
+    """Of 16 samples with split tokens: which are dropped whole, which entries beside that."""
+    tp = parts(world, 2, sp=True)
+    graph = CASES["swin"].graph(drop_path_rate=0.5, hidden_dropout_prob=0.25)
+    local, _ = split_modules(graph, whole_modules(graph), tp)
+    block = local["stage.1.block.0"].train()
+    found = {}
+
+    def note(path, seen):
+        found.setdefault(path, _fate(seen[0], seen[1]))
+
+    inner = block.inner
+    inner.drop_path.register_forward_hook(lambda _, x, out: note("path", (x[0], out)))
+    inner.dropout.register_forward_hook(lambda _, x, out: note("inside", (x[0], out)))
+    torch.manual_seed(5)
+    block(torch.ones(16, 8, 32, dtype=torch.float64))
+    return {
+        "path": (found["path"] == -1).flatten(1).any(1),
+        "inside": found["inside"],
+        "state": torch.get_rng_state(),
+    }
+
+
 def sum_partial(gradients: list[tuple[Cut, torch.Tensor]], tp: Tp) -> None:
     """Sum gradients over the parts that hold the same of a parameter, in place."""
     for cut, gradient in gradients:

@@ -11,7 +11,7 @@ from polyreme.graph.loss import cross_entropy as whole_loss
 from polyreme.graph.tensor import Run, padded
 from polyreme.runtime.apply.tensor import Tp, argmax, cross_entropy, split
 from polyreme.runtime.timing import Traffic
-from tensor_cases import CASES, B, T, V, compare, drops, parts, trained
+from tensor_cases import CASES, B, T, V, compare, drops, parts, paths, trained
 from tiny import Model
 
 FIRST = ("gemma2", "gpt2", "phi3", "swin")
@@ -43,6 +43,14 @@ def test_dropout_differs_everywhere_where_tokens_are_split(pool):
         assert (first[where][:, :n_tokens] * second[where] == -1).any()
     assert torch.equal(first["state"], second["state"])
     assert first["kept"]
+
+
+def test_a_sample_whose_path_is_dropped_is_dropped_in_all_parts(pool):
+    first, second = pool(2).run(paths)
+    assert torch.equal(first["path"], second["path"])
+    assert set(first["path"].tolist()) == {False, True}
+    assert (first["inside"] * second["inside"] == -1).any()
+    assert torch.equal(first["state"], second["state"])
 
 
 def sent_bytes(world) -> dict[bool, tuple[int, int]]:
