@@ -13,6 +13,7 @@ from planner_toy import cluster, profile, toy, workload
 from polyreme.errors import ConfigError
 from polyreme.plan.check import check
 from polyreme.plan.explain import summary, text, unused
+from polyreme.plan.grid import Degrees
 from polyreme.plan.options import Parallel
 from polyreme.plan.order import ORDERS
 from polyreme.plan.order.kind import bottleneck_s
@@ -132,19 +133,26 @@ def test_train_says_which_devices_it_leaves_unused():
 def test_groups_spread_over_the_hosts_that_they_lie_on():
     """Tensor parts lie beside each other, replicas a host apart, stages farthest."""
     memory = Memory(GRAPH, workload())
-    hosts = DataCost(memory, profile(), cluster(4, 4, 4, 4))._n_hosts
-    assert hosts(2, 1, 4, 1) | {"holders": 0} == {
+    cost = DataCost(memory, profile(), cluster(4, 4, 4, 4))
+
+    def hosts(pp: int = 1, **degrees: int) -> dict[str, int]:
+        return dict(cost._n_hosts(Degrees(**degrees), pp))
+
+    assert hosts(replica=2, tp=4) | {"holders": 0} == {
         "parts": 1,
+        "contexts": 1,
         "shards": 1,
         "replicas": 2,
         "data": 2,
         "stages": 1,
         "holders": 0,
     }
-    assert hosts(1, 4, 2, 2)["shards"] == 2
-    assert hosts(1, 1, 8, 2)["parts"] == 2
-    assert hosts(1, 2, 2, 2)["stages"] == 2
-    assert hosts(1, 2, 1, 2)["stages"] == 1
+    assert hosts(2, shard=4, tp=2)["shards"] == 2
+    assert hosts(2, tp=8)["parts"] == 2
+    assert hosts(2, shard=2, tp=2)["stages"] == 2
+    assert hosts(2, shard=2)["stages"] == 1
+    assert hosts(cp=2, tp=4)["contexts"] == 2
+    assert hosts(replica=2, cp=2, tp=2)["contexts"] == 1
 
 
 def test_every_number_of_pipeline_ranks_is_offered():

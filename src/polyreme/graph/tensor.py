@@ -154,6 +154,13 @@ class Number(msgspec.Struct, frozen=True, kw_only=True):
         return value // self.per.local(degree) if self.per else value
 
 
+class Context(msgspec.Struct, frozen=True, kw_only=True):
+    """Keys (and as many values) that attention reads of all tokens of a sample: their heads."""
+
+    n_tokens: int
+    run: Run
+
+
 class Setting(msgspec.Struct, frozen=True, kw_only=True):
     """An attribute that is another number in parts, however many there are."""
 
@@ -166,13 +173,14 @@ class TensorPlan(msgspec.Struct, frozen=True, kw_only=True):
     """How a layer's module is split; one without cuttings is computed by every part alike.
 
     `inside` are paths of modules that are whole but work inside a region: their gradients are
-    partial sums. `outputs` says along what an output is split (the first of its sample's dims;
-    the last for "vocabulary"). The rest is about sequence parallelism: `n_tokens` of the whole
-    hidden; `sequence` are modules whose attribute `n_tokens` then says how long it is;
-    `positions` modules that look up positions, of which each part takes its own; `alike`
-    modules that drop whole samples, the same in all parts; `whole` says that the layer works on
-    whole sequences and is computed by all parts alike, with tokens gathered before it ("in"),
-    dealt out after it ("out"), or both.
+    partial sums. `contexts` are what attention reads of all tokens.
+    `outputs` says along what an output is split (the first of its sample's dims; the last for
+    "vocabulary"). The rest is about sequence parallelism: `n_tokens` of the whole hidden;
+    `sequence` are modules whose attribute `n_tokens` then says how long it is; `positions` modules
+    that look up positions, of which each part takes its own; `alike` modules that drop whole
+    samples, the same in all parts; `whole` says that the layer works on whole sequences and is
+    computed by all parts alike, with tokens gathered before it ("in"), dealt out after it ("out"),
+    or both.
     """
 
     cuttings: tuple[Cutting, ...] = ()
@@ -180,6 +188,7 @@ class TensorPlan(msgspec.Struct, frozen=True, kw_only=True):
     inside: tuple[str, ...] = ()
     numbers: tuple[Number, ...] = ()
     settings: tuple[Setting, ...] = ()
+    contexts: tuple[Context, ...] = ()
     outputs: Mapping[str, Along] = {}
     n_tokens: int | None = None
     sequence: tuple[str, ...] = ()

@@ -7,15 +7,17 @@ from collections.abc import Iterator
 
 from ..errors import Violation
 from ..graph.layer import LayerGraph
-from .degrees import refused_tp
+from .degrees import refused_cp, refused_tp
 from .grid import INNER_AXES, Degrees, even_degrees, grid_of, rows_of
-from .ir import LayerPlan, Plan, ShardTree, axes, devices
+from .ir import AXES, LayerPlan, Plan, ShardTree, axes, devices
+
+_RUN = tuple(name for name, _, runs in AXES if runs and name in INNER_AXES)
 
 
 def split_violations(plan: Plan, *, unlike: bool = False) -> Iterator[Violation]:
     """What the format can say of splits and nothing can run yet: unlike layers, other axes.
 
-    With `unlike` layers that are laid out so are right, on the devices of their stage.
+    With `unlike` what can be priced is right: such layers, on the devices of their stage, and cp.
     """
     found: Counter[Degrees] = Counter()
     of: dict[ShardTree, Degrees | None] = {}
@@ -25,9 +27,10 @@ def split_violations(plan: Plan, *, unlike: bool = False) -> Iterator[Violation]
         if split not in of:
             of[split] = even_degrees(split)
         degrees = of[split]
-        if foreign := [axis for axis in axes(split) if axis not in INNER_AXES]:
+        known = INNER_AXES if unlike else _RUN
+        if foreign := [axis for axis in axes(split) if axis not in known]:
             rule = f"needs {', '.join(foreign)}, which is not executable yet"
-            yield _wrong(f"{path}.split", foreign, rule, ", ".join(INNER_AXES))
+            yield _wrong(f"{path}.split", foreign, rule, ", ".join(known))
         elif degrees is None:
             rule = "is uneven, or does not split over replica, shard and tp in this order"
             yield _wrong(f"{path}.split", list(devices(split)), rule, "even parts")
@@ -54,13 +57,17 @@ def split_violations(plan: Plan, *, unlike: bool = False) -> Iterator[Violation]
 
 
 def tensor_violations(plan: Plan, graph: LayerGraph) -> Iterator[Violation]:
-    """Degrees of tensor parallelism that a layer does not allow."""
+    """Degrees of tensor and context parallelism that a layer does not allow."""
     splits = {layer_plan.split: name for name, layer_plan in distinct(plan).items()}
     degrees = {found: name for split, name in splits.items() if (found := even_degrees(split))}
     for tp in sorted({each.tp for each in degrees} - {1}):
         if (refused := refused_tp(graph, tp)) is not None:
             path = f"layer_plans.{refused.layer}.split"
             yield _wrong(path, tp, f"tensor parts: this {refused.rule}", refused.legal)
+    for cp in sorted({each.cp for each in degrees} - {1}):
+        if (refused := refused_cp(graph, cp)) is not None:
+            path = f"layer_plans.{refused.layer}.split"
+            yield _wrong(path, cp, f"shares of tokens: this {refused.rule}", refused.legal)
 
 
 def _own_violations(path: str, layer_plan: LayerPlan, degrees: Degrees) -> Iterator[Violation]:

@@ -35,6 +35,17 @@ def refused_tp(graph: LayerGraph, tp: int) -> Refusal | None:
     return None
 
 
+def refused_cp(graph: LayerGraph, cp: int) -> Refusal | None:
+    """Why the tokens of a sample cannot be split over so many devices; None if they can."""
+    for name in () if cp == 1 else _one_of_each_kind(graph):
+        known = graph.tensor_plan(name) is not None  # it says what attention reads
+        most = graph.layer(name).splits.get("cp", 1) if known else 1
+        if cp > most:
+            rule = f'exceeds what layer "{name}" allows'
+            return Refusal(layer=name, rule=rule, legal="1" if most == 1 else f"1 to {most}")
+    return None
+
+
 def legal_degrees(graph: LayerGraph, tp: int) -> tuple[int, ...]:
     """All numbers of tensor parts that the model allows; up to `tp` where it sets no end."""
     names = _one_of_each_kind(graph)

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from ..units import show_bytes, show_seconds
 from .describe import describe
 from .grid import grid_of
-from .ir import MEMORY_CAUSES, Estimate, Plan, Search
+from .ir import MEMORY_CAUSES, Estimate, Plan, Search, degree
 from .step import play_plan
 from .store import Row
 
@@ -96,9 +96,12 @@ def certainty(search: Search) -> str:
 
 def not_run(plan: Plan) -> tuple[str, ...]:
     """A line if the runtime refuses the plan."""
-    if grid_of(plan) is not None:
-        return ()
-    return ("layers are laid out unlike each other: planned, not executable yet",)
+    grid, found = grid_of(plan), []
+    if grid is None:
+        found.append("layers are laid out unlike each other")
+    if any(degree(each.split, "cp") > 1 for each in plan.layer_plans.values()):
+        found.append("devices share the tokens of samples")
+    return (f"{', '.join(found)}: planned, not executable yet",) if found else ()
 
 
 def unused(plan: Plan) -> tuple[str, ...]:

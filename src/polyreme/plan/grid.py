@@ -1,4 +1,4 @@
-"""A plan's devices as a grid: pipeline ranks, of replicas, of shards, of tensor parts."""
+"""A plan's devices as a grid: pipeline ranks, of replicas, shards, contexts and tensor parts."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import msgspec
 
 from .ir import Leaf, Plan, ShardTree, Split, axes, degree, devices
 
-INNER_AXES = ("replica", "shard", "tp")  # of a stage, outermost first
+INNER_AXES = ("replica", "shard", "cp", "tp")  # of a stage, outermost first
 
 
 class Degrees(msgspec.Struct, frozen=True, kw_only=True):
@@ -16,16 +16,17 @@ class Degrees(msgspec.Struct, frozen=True, kw_only=True):
 
     replica: int = 1
     shard: int = 1
+    cp: int = 1
     tp: int = 1
 
     @property
     def n_devices(self) -> int:
         """Devices of the stage."""
-        return self.replica * self.shard * self.tp
+        return self.replica * self.shard * self.cp * self.tp
 
     @property
     def data(self) -> int:
-        """Devices that share the batch; the parts of one tensor count as one of them."""
+        """Devices that share the batch; those that share its samples count as one of them."""
         return self.replica * self.shard
 
 
@@ -35,6 +36,7 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True):
     pipe: int = 0
     replica: int = 0
     shard: int = 0
+    cp: int = 0
     tp: int = 0
 
 
@@ -66,8 +68,8 @@ class Rows(msgspec.Struct, frozen=True, kw_only=True):
 class Grid(Rows, frozen=True, kw_only=True):
     """Devices of a plan whose layers are all split alike.
 
-    Those of a pipeline rank lie replica by replica, in it shard by shard, and the tensor parts of
-    one shard side by side.
+    Those of a pipeline rank lie replica by replica, in it shard by shard, in it by the tokens that
+    they have, and the tensor parts of these side by side.
     """
 
     degrees: Degrees
@@ -87,12 +89,18 @@ class Grid(Rows, frozen=True, kw_only=True):
         """Parts of a tensor."""
         return self.degrees.tp
 
+    @property
+    def cp(self) -> int:
+        """Devices that share the tokens of each sample."""
+        return self.degrees.cp
+
     def cell(self, device: int) -> Cell:
         """Where a device lies; ValueError if it is not part of the grid."""
         pipe, place = divmod(self.devices.index(device), self.degrees.n_devices)
-        data, tp = divmod(place, self.tp)
+        place, tp = divmod(place, self.tp)
+        data, cp = divmod(place, self.cp)
         replica, shard = divmod(data, self.shard)
-        return Cell(pipe=pipe, replica=replica, shard=shard, tp=tp)
+        return Cell(pipe=pipe, replica=replica, shard=shard, cp=cp, tp=tp)
 
     def data_rank(self, device: int) -> int:
         """Which share of every batch is the device's."""
@@ -101,14 +109,14 @@ class Grid(Rows, frozen=True, kw_only=True):
 
     def of_replica(self, replica: int) -> Grid:
         """The grid of one replica."""
-        n = self.shard * self.tp
+        degrees = msgspec.structs.replace(self.degrees, replica=1)
+        n = degrees.n_devices
         rows = tuple(row[replica * n : (replica + 1) * n] for row in self.pipes)
-        degrees = Degrees(shard=self.shard, tp=self.tp)
         return Grid(degrees=degrees, pipes=rows, holders=self.holders)
 
 
 def even_split(devices: Sequence[int], degrees: Degrees) -> ShardTree:
-    """The devices as replicas of shards of tensor parts; an axis of degree 1 adds no node.
+    """The devices as replicas of shards and so on; an axis of degree 1 adds no node.
 
     >>> even_split((4, 5), Degrees(tp=2)).axis
     'tp'

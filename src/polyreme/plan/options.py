@@ -27,12 +27,13 @@ class Parallel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             gradients, and parameters.
         tp: Tensor-parallel degree.
         sp: Whether activations between tensor-parallel parts are split along the sequence.
-        cp: Context-parallel degree.
+        cp: Devices that share the tokens of each sample, in attention too (more than 1 with
+            layouts = "unlike" alone: planned, not executable yet).
         ep: Expert-parallel degree.
         pp: Pipeline ranks, each with a stage (or several, as the order has it).
         stages: Layers of each stage, from the first to the last.
         layouts: Whether all layers have the same replica, shard, tp and sp ("alike", if not given),
-            or each those that suit it ("unlike": planned, not executable yet).
+            or each those that suit it, and cp ("unlike": planned, not executable yet).
         microbatch: Samples per device and pass; the rest of the batch is accumulated.
         recompute: Whether activations are computed again in the backward pass.
         order: Order of a pipeline's actions ("1f1b" if not given, "any" to let the planner choose);
@@ -82,10 +83,12 @@ class Parallel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         if self.shard == 1 and self.level not in (None, "none"):
             rule = "has nothing to split: parallel.shard is 1"
             found.append(_refused("level", self.level, rule, '"none" (or parallel.shard > 1)'))
-        for axis in ("cp", "ep"):
-            if given.get(axis, 1) > 1:
-                rule = "is neither searched nor run yet"
-                found.append(_refused(axis, given[axis], rule, "1"))
+        if given.get("ep", 1) > 1:
+            found.append(_refused("ep", self.ep, "is neither searched nor run yet", "1"))
+        if given.get("cp", 1) > 1 and self.layouts != "unlike":
+            rule = "is planned, but not executable yet"
+            legal = '1 (or parallel.layouts = "unlike", for plans)'
+            found.append(_refused("cp", self.cp, rule, legal))
         if self.sp and given.get("tp", 1) == 1:
             rule = f"splits tokens over tensor parts, and {_none('tp', self.tp)}"
             found.append(_refused("sp", True, rule, "false (or parallel.tp > 1)"))
@@ -94,7 +97,7 @@ class Parallel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     @property
     def inside(self) -> int:
         """Devices of a replica, as far as they are fixed."""
-        return (self.shard or 1) * (self.tp or 1) * (self.pp or 1)
+        return (self.shard or 1) * (self.cp or 1) * (self.tp or 1) * (self.pp or 1)
 
     @property
     def pipeline(self) -> Order:

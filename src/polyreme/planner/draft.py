@@ -17,7 +17,7 @@ from ..units import count
 
 
 class Strategy(msgspec.Struct, frozen=True, kw_only=True):
-    """How one layer runs on replica x shard x tp devices.
+    """How one layer runs on replica x shard x cp x tp devices.
 
     >>> Strategy(replica=2, shard=3, tp=2).n_devices
     12
@@ -25,6 +25,7 @@ class Strategy(msgspec.Struct, frozen=True, kw_only=True):
 
     replica: int = 1
     shard: int = 1
+    cp: int = 1
     tp: int = 1
     sp: bool = False
     level: Level = "none"
@@ -33,17 +34,27 @@ class Strategy(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def degrees(self) -> Degrees:
         """Into how many parts each axis of a stage cuts it."""
-        return Degrees(replica=self.replica, shard=self.shard, tp=self.tp)
+        return Degrees(replica=self.replica, shard=self.shard, cp=self.cp, tp=self.tp)
 
     @property
     def data(self) -> int:
-        """Devices that share the batch; tensor parts count as one."""
+        """Devices that share the batch; those that share its samples count as one."""
         return self.replica * self.shard
+
+    @property
+    def copies(self) -> int:
+        """Devices that hold the same of a parameter that is cut into shards."""
+        return self.replica * self.cp
+
+    @property
+    def sharers(self) -> int:
+        """Devices that have samples, or tokens of samples, of their own."""
+        return self.data * self.cp
 
     @property
     def n_devices(self) -> int:
         """Devices that hold the layer."""
-        return self.data * self.tp
+        return self.sharers * self.tp
 
     @property
     def halves(self) -> bool:
@@ -141,7 +152,7 @@ def read_draft(plan: Plan) -> Draft:
     odd = [name for name, each in plan.layer_plans.items() if degrees[id(each)] is None]
     if rows is None or odd:
         rule = "is split in a way that cannot be priced yet"
-        legal = "even parts over replica, shard and tp, of all devices of its stage"
+        legal = "even parts over replica, shard, cp and tp, of all devices of its stage"
         paths = [f"plan.layer_plans.{name}.split" for name in odd] or ["plan.stages"]
         raise ConfigError(
             [Violation(path=path, value=None, rule=rule, legal=legal) for path in paths]
@@ -150,6 +161,7 @@ def read_draft(plan: Plan) -> Draft:
         key: Strategy(
             replica=found.replica,
             shard=found.shard,
+            cp=found.cp,
             tp=found.tp,
             sp=each.sp,
             level=each.level,
@@ -203,6 +215,8 @@ def describe_strategy(strategy: Strategy) -> str:
     if strategy.shard > 1:
         level = "batch" if strategy.level == "none" else strategy.level
         parts.append(f"{strategy.shard} shards ({level})")
+    if strategy.cp > 1:
+        parts.append(f"{strategy.cp} cp")
     if strategy.tp > 1:
         parts.append(f"{strategy.tp} tp")
     said = " x ".join(parts) + (", sp" if strategy.sp else "")

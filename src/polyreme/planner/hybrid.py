@@ -1,7 +1,8 @@
-"""All spaces that the user's fixes leave: tensor parts and pipeline ranks that are not fixed."""
+"""All spaces that the user's fixes leave: parts, contexts and pipeline ranks not fixed."""
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Mapping
 
 import msgspec
@@ -9,7 +10,7 @@ import msgspec
 from ..cluster.types import Cluster
 from ..errors import ConfigError
 from ..graph.layer import LayerGraph
-from ..plan.degrees import refused_tp
+from ..plan.degrees import refused_cp, refused_tp
 from ..plan.ir import Workload
 from ..plan.options import DEFAULT_ORDER, Parallel
 from ..plan.order import ANY, ORDERS, families
@@ -25,7 +26,7 @@ def spaces(
     all_devices: bool = False,
     seconds: Mapping[str, float] | None = None,
 ) -> Iterator[Space]:
-    """One for each number of tensor parts, split tokens or not, and of pipeline ranks.
+    """One for each number of tensor parts, split tokens or not, of contexts and pipeline ranks.
 
     The first is that of fewest of them. With `all_devices` those that leave more unused than
     others have to are left out.
@@ -72,14 +73,15 @@ def _cuts(graph: LayerGraph, cluster: Cluster, parallel: Parallel) -> Iterator[P
     n = cluster.n_devices
     tps = [parallel.tp] if parallel.tp else [tp for tp in range(1, n + 1) if _parts(graph, n, tp)]
     for tp in tps:
-        for sp in _tokens(tp, parallel):
-            most = max(1, min(n // tp, len(graph.layers)))
+        for sp, cp in itertools.product(_tokens(tp, parallel), _contexts(graph, n // tp, parallel)):
+            most = max(1, min(n // (tp * cp), len(graph.layers)))
             pps = [parallel.pp] if parallel.pp else range(1, most + 1)
             for pp in pps:
-                if n > ALL_COUNTS_UP_TO and not (parallel.pp and parallel.tp) and n % (tp * pp):
+                fixed = parallel.pp and parallel.tp
+                if n > ALL_COUNTS_UP_TO and not fixed and n % (tp * cp * pp):
                     continue
                 for order in _orders(pp, parallel):
-                    yield msgspec.structs.replace(parallel, tp=tp, sp=sp, pp=pp, order=order)
+                    yield msgspec.structs.replace(parallel, tp=tp, sp=sp, cp=cp, pp=pp, order=order)
 
 
 def _orders(pp: int, parallel: Parallel) -> tuple[str | None, ...]:
@@ -99,6 +101,13 @@ def _orders(pp: int, parallel: Parallel) -> tuple[str | None, ...]:
 
 def _parts(graph: LayerGraph, n: int, tp: int) -> bool:
     return (n <= ALL_COUNTS_UP_TO or n % tp == 0) and refused_tp(graph, tp) is None
+
+
+def _contexts(graph: LayerGraph, most: int, parallel: Parallel) -> list[int]:
+    """Devices that may share the tokens of a sample: where no plan has to run, any."""
+    if parallel.cp or parallel.layouts != "unlike":
+        return [parallel.cp or 1]
+    return [cp for cp in range(1, most + 1) if refused_cp(graph, cp) is None]
 
 
 def _tokens(tp: int, parallel: Parallel) -> tuple[bool | None, ...]:

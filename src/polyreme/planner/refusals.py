@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from ..cluster.types import Cluster
 from ..errors import Violation
 from ..graph.layer import LayerGraph
-from ..plan.degrees import refused_tp
+from ..plan.degrees import refused_cp, refused_tp
 from ..plan.ir import AXES, Workload
 from ..plan.options import Parallel
 from .stages import balanced
@@ -27,7 +27,7 @@ def impossible(
 
 def inside(parallel: Parallel) -> int:
     """Devices that one share of the batch takes."""
-    return (parallel.tp or 1) * (parallel.pp or 1)
+    return (parallel.cp or 1) * (parallel.tp or 1) * (parallel.pp or 1)
 
 
 def microbatch_counts(
@@ -55,7 +55,8 @@ def samples_of(batch: int, n_ranks: int) -> tuple[int, int]:
 
 def _unsupported(parallel: Parallel) -> Iterator[Violation]:
     for axis, _, runs in AXES:
-        degree = None if runs else getattr(parallel, axis)
+        planned = axis == "cp" and parallel.layouts == "unlike"
+        degree = None if runs or planned else getattr(parallel, axis)
         if degree is not None and degree > 1:
             yield _wrong(axis, degree, "is not executable yet", "1, or unset")
 
@@ -119,6 +120,8 @@ def _uncuttable(graph: LayerGraph, parallel: Parallel) -> Iterator[Violation]:
     tp, pp = parallel.tp or 1, parallel.pp or 1
     if (refused := refused_tp(graph, tp)) is not None:
         yield _wrong("tp", tp, refused.rule, refused.legal)
+    if (refused := refused_cp(graph, parallel.cp or 1)) is not None:
+        yield _wrong("cp", parallel.cp, refused.rule, refused.legal)
     n_layers, n_stages = len(graph.layers), pp * parallel.pipeline.chunks
     if pp > 1 and n_stages > n_layers:
         rule = f"makes {n_stages} stages, and the model has {n_layers} layers"

@@ -99,4 +99,4 @@ class Fitting:
         """Pipeline rank and index on the shard axis."""
         strategy = draft.strategy
         pipe, place = divmod(device, strategy.n_devices)
-        return pipe, place // strategy.tp % strategy.shard
+        return pipe, place // (strategy.tp * strategy.cp) % strategy.shard

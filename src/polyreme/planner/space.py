@@ -218,6 +218,7 @@ def _strategies(
         Strategy(
             replica=replica,
             shard=shard,
+            cp=parallel.cp or 1,
             tp=parallel.tp or 1,
             sp=bool(parallel.sp),
             level=level,

@@ -134,8 +134,8 @@ class UnlikeFitting(Fitting):
         return tuple(each for each in causes for _ in range(draft.strategy.n_devices))
 
 
-def _layout(strategy: Strategy) -> tuple[int, bool, int, int]:
-    return strategy.tp, strategy.sp, strategy.shard, strategy.replica
+def _layout(strategy: Strategy) -> tuple[int, bool, int, int, int]:
+    return strategy.tp, strategy.sp, strategy.cp, strategy.shard, strategy.replica
 
 
 def _alike(outline: Outline) -> Iterator[Outline]:

@@ -76,7 +76,7 @@ def _bars(step: Step) -> tuple[Bar, ...]:
             at = place_of[device]
             causes = tuple(estimate.memory[at].items())
             key = (causes, have[at].n_bytes, have[at].device_type)
-            shard = index // degrees.tp % degrees.shard
+            shard = index // (degrees.tp * degrees.cp) % degrees.shard
             groups.setdefault(key, []).append((pipe, shard, device))
     return tuple(
         Bar(

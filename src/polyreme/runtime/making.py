@@ -40,7 +40,7 @@ _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp64": torch.float64}
 def grid_for(plan: Plan) -> Grid:
     """The grid of a plan. Raises ConfigError for one that this runtime cannot play."""
     grid = grid_of(plan)
-    if grid is None:
+    if grid is None or grid.cp > 1:
         rule = "must split all layers alike, over replicas, shards and tensor parts in this order"
         legal = "the same degrees for all layers, stages on the same devices or on others"
         raise ConfigError(

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ..tensor import Cutting, Number, Read, Region, Run, TensorPlan
+from ..tensor import Context, Cutting, Number, Read, Region, Run, TensorPlan
 
 _STYLES = {"colwise", "rowwise", "replicated_with_grad_allreduce"}
 _PREFIX = "layers.*."
@@ -44,6 +44,7 @@ def block_plan(config: Any, n_tokens: int) -> TensorPlan | None:
         regions=tuple(regions),
         inside=tuple(f"block.{path}" for path in inside),
         numbers=(sizes.groups,),
+        contexts=(Context(n_tokens=n_tokens, run=sizes.kv),),
         outputs={"hidden": "tokens"},
         n_tokens=n_tokens,
         sequence=("",),
@@ -86,6 +87,7 @@ def _phi3(sizes: _Sizes, n_tokens: int) -> TensorPlan:
             Number(path=attention, name="num_key_value_heads", of=kv),
             Number(path=attention, name="config.num_attention_heads", of=heads),
         ),
+        contexts=(Context(n_tokens=n_tokens, run=kv),),
         outputs={"hidden": "tokens"},
         n_tokens=n_tokens,
         sequence=("",),

@@ -17,7 +17,7 @@ from ...sample import SampleSpec
 from ..parts import Part
 from ..prefix import Prefix
 from ..skeleton import Skeleton
-from ..tensor import Cutting, Number, Read, Region, Run, TensorPlan
+from ..tensor import Context, Cutting, Number, Read, Region, Run, TensorPlan
 from .decoder import Block, Head
 from .positions import check_positions
 from .vocabulary import scores, table
@@ -131,6 +131,7 @@ def _block_plan(config: Any, inner: int, n_tokens: int) -> TensorPlan:
             Number(path=attention, name="split_size", of=heads, features=True),
             Number(path=attention, name="num_heads", of=heads),
         ),
+        contexts=(Context(n_tokens=n_tokens, run=heads),),
         outputs={"hidden": "tokens"},
         n_tokens=n_tokens,
         sequence=("",),

@@ -16,7 +16,7 @@ from ...errors import Violation
 from ...sample import SampleSpec
 from ..parts import Part
 from ..skeleton import Skeleton
-from ..tensor import Along, Cutting, Number, Read, Region, Run, TensorPlan
+from ..tensor import Along, Context, Cutting, Number, Read, Region, Run, TensorPlan
 from .vocabulary import scores, table
 
 READS = ("input_ids", "decoder_input_ids")
@@ -200,8 +200,10 @@ def _block_plan(config: Any, n_tokens: int, n_encoded: int | None, *, first: boo
         biases = (Run(what="num_heads", units=config.num_heads),)
         cuttings.append(Cutting(path=table_path, side="out", runs=biases))
         outputs = {"hidden": "tokens", "bias": "heads"}
+    read = [reads[-1].n_tokens for reads in attentions.values()]
     return TensorPlan(
         cuttings=tuple(cuttings),
+        contexts=tuple(Context(n_tokens=n, run=heads) for n in read if n is not None),
         regions=(
             *(
                 Region(entry=attention, exit=f"{attention}.o", reads=reads)

@@ -121,6 +121,9 @@ def sketch_of(plan: Plan) -> tuple[Sketch | None, list[Violation]]:
     level = _levels(plan) if grid.shard > 1 else frozenset[Level](("none",))
     sp = {each.sp for each in plan.layer_plans.values()} if grid.tp > 1 else {False}
     found = [*_devices(plan, grid), *_batch(plan, grid), *_order(plan, grid)]
+    if grid.cp > 1:
+        rule = "devices share the tokens of each sample, which is not exported"
+        found.append(wrong("layer_plans", grid.cp, rule, "cp = 1"))
     if len(level) > 1:
         legal = 'one for all layers (parallel.level = "params")'
         rule = "differ by layer, and tools have one level for all"

@@ -10,6 +10,7 @@ import msgspec
 import numpy as np
 
 from ...cluster.types import Cluster
+from ...plan.grid import INNER_AXES, Degrees
 from ...plan.ir import BUCKET_BYTES
 from ...profile.fit import Fit
 from ...profile.record import Profile
@@ -167,10 +168,10 @@ class DataCost:
         sharded = self._sharded([(strategy, unit, 1, name == self.memory.graph.layers[-1].name)])
         sharded.first_gather = sharded.last_reduce = 0.0
         bucketed = _Parts()
-        if strategy.data > 1:
+        if strategy.sharers > 1:
             close = draft.bucket_bytes or BUCKET_BYTES
             message = Message(
-                operation="all_reduce", over="data", n_ranks=strategy.data, n_bytes=close
+                operation="all_reduce", over="data", n_ranks=strategy.sharers, n_bytes=close
             )
             n_bytes = unit.loose * self.memory.widths.master
             bucketed.reduce_last = self.price_s(strategy, pp, message) * n_bytes / close
@@ -188,9 +189,10 @@ class DataCost:
         """Seconds of one message.
 
         Stages lie one behind the other on the devices, in each of them tensor parts beside each
-        other, then shards, then replicas. Holders of a parameter are taken to lie on one host.
+        other, then those that share tokens, then shards, then replicas. Holders of a parameter are
+        taken to lie on one host.
         """
-        hosts = self._n_hosts(layout.replica, layout.shard, layout.tp, pp)
+        hosts = self._n_hosts(layout.degrees, pp)
         if message.operation == "send":
             return self._fit.send_s(pp, message.n_bytes, hosts["stages"])
         return self._fit.collective_s(
@@ -222,6 +224,7 @@ class DataCost:
 
     def _class_passes(self, index: int, strategy: Strategy, size: float) -> tuple[float, float]:
         kind = self.memory.classes.layers[index].kind
+        size = size / strategy.cp
         if (kind, size) not in self._passes:
             self._passes[kind, size] = (
                 self._fit.forward_s(kind, size),
@@ -253,14 +256,14 @@ class DataCost:
         One of the units may be the tail, which is not gathered again.
         """
         wide = self.memory.widths
-        hosts = self._n_hosts(strategy.replica, strategy.shard, strategy.tp, 1)
+        hosts = self._n_hosts(strategy.degrees, 1)
         shard_hosts, replica_hosts = hosts["shards"], hosts["replicas"]
         collective_s = self._fit.collective_s
         gathered_bytes, reduced_bytes = unit.gathered * wide.compute, unit.reduced * wide.master
         gather_s = collective_s("all_gather", strategy.shard, gathered_bytes, shard_hosts)
         reduce_s = collective_s("reduce_scatter", strategy.shard, reduced_bytes, shard_hosts)
         part_bytes = reduced_bytes // unit.parts
-        replicas_s = collective_s("all_reduce", strategy.replica, part_bytes, replica_hosts)
+        replicas_s = collective_s("all_reduce", strategy.copies, part_bytes, replica_hosts)
         if strategy.level == "params":
             traffic.gather_forward += gather_s * count
             again = count - is_tail if unit.gathered_again(strategy) else 0
@@ -291,15 +294,16 @@ class DataCost:
             traffic.first_gather = gathers[-1] if draft.priority else sum(gathers)
         return traffic
 
-    def _hosts_of_groups(self, replica: int, shard: int, tp: int, pp: int) -> Mapping[Over, int]:
+    def _hosts_of_groups(self, degrees: Degrees, pp: int) -> Mapping[Over, int]:
         """Over how many hosts groups of the first devices spread at most, by who is in them."""
-        n = replica * shard * tp
-        grid = np.array(self._host[: n * pp]).reshape(pp, replica, shard, tp)
+        inner = [getattr(degrees, axis) for axis in INNER_AXES]
+        grid = np.array(self._host[: degrees.n_devices * pp]).reshape(pp, *inner)
         groups: dict[Over, tuple[int, ...]] = {
-            "parts": (3,),
+            "parts": (4,),
+            "contexts": (3,),
             "shards": (2,),
-            "replicas": (1,),
-            "data": (1, 2),
+            "replicas": (1, 3),
+            "data": (1, 2, 3),
         }
         found: dict[Over, int] = {"holders": 1, "stages": 1}
         for over, axes in groups.items():

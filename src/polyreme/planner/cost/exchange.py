@@ -26,7 +26,7 @@ def tuned(draft: Draft, cost: Callable[[Draft], StepTime], *, parts: bool) -> Dr
     SGD Algorithms", INFOCOM 2019, with one size for all buckets in place of any set of merges.
     """
     whole = _sized(msgspec.structs.replace(draft, decouple=bool(draft.decouple)), cost)
-    if draft.decouple is not None or not parts or draft.strategy.data == 1:
+    if draft.decouple is not None or not parts or draft.strategy.sharers == 1:
         return whole
     halves = _sized(msgspec.structs.replace(draft, decouple=True), cost)
     return halves if _is_faster(halves, whole, cost, GAIN_OF_HALVES) else whole
@@ -39,7 +39,7 @@ def usual(draft: Draft) -> Draft:
 
 
 def _sized(draft: Draft, cost: Callable[[Draft], StepTime]) -> Draft:
-    if draft.bucket_bytes or draft.strategy.data == 1:
+    if draft.bucket_bytes or draft.strategy.sharers == 1:
         return usual(draft)
     tried = [msgspec.structs.replace(draft, bucket_bytes=size) for size in SIZES]
     best = min(tried, key=lambda each: cost(each).step_s)

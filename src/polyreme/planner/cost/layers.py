@@ -72,7 +72,7 @@ class LayerCosts:
                 for held in in_flight(order, pp, n_stages, microbatches)
             ]
         )
-        logits = self._memory.loss_bytes(outline.layout) * size
+        logits = self._memory.loss_bytes(outline.layout) * size / outline.layout.cp
         memory[-1, -1] += (1 + SLACK_SHARE) * logits
         k = len(outline.strategies)
         between = np.zeros((n - 1, k, k))
@@ -91,14 +91,15 @@ class LayerCosts:
 
     def least_s(self, outline: Outline) -> float:
         """A time that no assignment goes below: computation alone, shared out evenly."""
-        total_s = self._least_pass_s(outline.layout.tp, outline.microbatch)
+        layout = outline.layout
+        total_s = self._least_pass_s(layout.tp, layout.cp, outline.microbatch)
         n_stages = len(outline.space.sizes) or 1
         alpha, beta = _weights(outline)
         return alpha * total_s + beta * total_s / n_stages
 
-    def _all_passes_s(self, tp: int, size: int) -> float:
-        """Both passes of all layers over a microbatch, of one tensor part."""
-        once, share = Strategy(tp=tp), self.cost.traffic.parts.share
+    def _all_passes_s(self, tp: int, cp: int, size: int) -> float:
+        """Both passes of all layers over a microbatch, of one tensor part of a context."""
+        once, share = Strategy(tp=tp, cp=cp), self.cost.traffic.parts.share
         return sum(
             sum(self.cost.data.layer_passes(layer.name, once, size / share(layer.name, once)))
             for layer in self._graph.layers
@@ -137,7 +138,8 @@ class LayerCosts:
                 buffers += self._memory.classes.shapes[name].buffer_bytes
                 row.append(states + (1 + SLACK_SHARE) * buffers)
                 each = times.kept_of_part if strategy.recompute else times.saved_of_part
-                row_saved.append((1 + SLACK_SHARE) * each(strategy.tp, sp=strategy.sp))
+                own = each(strategy.tp, sp=strategy.sp) / strategy.cp
+                row_saved.append((1 + SLACK_SHARE) * own)
             stored.append(row)
             saved.append(row_saved)
         return np.array(stored, float), np.array(saved, float)

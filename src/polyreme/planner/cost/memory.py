@@ -173,7 +173,7 @@ class Memory:
         names = draft.layers_of(pipe)
         groups = self.classes.groups(draft, names if draft.stages else None)
         held = self._storage(groups, shard_index)
-        size = draft.microbatch
+        size, cp = draft.microbatch, draft.strategy.cp
         kept, again = self._kept_activations(groups, profile, size), 0
         if any(strategy.recompute for _, strategy, _ in groups.layers):
             again = self._again_bytes(draft, profile, pipe)
@@ -185,8 +185,8 @@ class Memory:
             self.classes.layers[self.classes.layer_of[name]].shapes.buffer_bytes for name in names
         )
         activations, logits, buffers = max(
-            (kept, logits * size, waiting + buffer_bytes),
-            (kept + again, gradient * size, moving + buffer_bytes),
+            (kept, math.ceil(logits * size / cp), waiting + buffer_bytes),
+            (kept + again, math.ceil(gradient * size / cp), moving + buffer_bytes),
             key=sum,
         )
         return {
@@ -296,7 +296,8 @@ class Memory:
                 strategy = draft.strategies[name]
                 alive += _saved_bytes(times, strategy, size)
                 if strategy.recompute:
-                    again = math.ceil(times.again_of_part(strategy.tp, sp=strategy.sp) * size)
+                    again = times.again_of_part(strategy.tp, sp=strategy.sp)
+                    again = math.ceil(again * size / strategy.cp)
                     beyond = max(beyond, alive + again + times.fixed_bytes.again)
             most = max(most, beyond - alive)
         return most
@@ -348,9 +349,9 @@ class Memory:
         return count_unit(params, parts, looks_up=all(layer.looks_up for layer in shapes))
 
 
-def _saved_bytes(times: LayerTimes, strategy: Strategy, size: int) -> int:
+def _saved_bytes(times: LayerTimes, strategy: Strategy, size: float) -> int:
     """What a part of a layer keeps of a microbatch of so many samples for its backward pass."""
-    tp, sp = strategy.tp, strategy.sp
+    tp, sp, size = strategy.tp, strategy.sp, size / strategy.cp
     if strategy.recompute:
         return math.ceil(times.kept_of_part(tp, sp=sp) * size) + times.fixed_bytes.recompute
     return math.ceil(times.saved_of_part(tp, sp=sp) * size) + times.fixed_bytes.saved

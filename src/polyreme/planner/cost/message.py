@@ -8,14 +8,15 @@ from typing import Literal
 import msgspec
 
 Operation = Literal["all_reduce", "all_gather", "reduce_scatter", "send"]
-Over = Literal["data", "shards", "replicas", "parts", "holders", "stages", "all"]
+Over = Literal["data", "shards", "replicas", "contexts", "parts", "holders", "stages", "all"]
 
 
 class Message(msgspec.Struct, frozen=True, kw_only=True):
     """A collective over `n_ranks` devices whose full tensor has `n_bytes`, or a send to one.
 
     `over` says which devices these are: those that share the batch, the shards or the replicas of
-    a parameter, tensor parts, holders of the same parameters, neighbouring stages, or all.
+    a parameter, those that share the tokens of samples, tensor parts, holders of the same
+    parameters, neighbouring stages, or all.
     """
 
     operation: Operation

@@ -1,8 +1,9 @@
 """Stages: the order of their passes played on a clock, with what goes from stage to stage.
 
 Passes of a stage take what its layers take of the largest microbatch, or of a tensor part's share
-of it, and what these parts exchange. A backward pass counts half for inputs and half for weights,
-but where a layer is gathered or run again for it: there all of it is for inputs.
+of it, or of its tokens where devices share them, and what these exchange. A backward pass counts
+half for inputs and half for weights, but where a layer is gathered or run again for it: there all
+of it is for inputs.
 What of the data axes' exchanges is not hidden, sums over holders of the same parameters, and the
 update, count for the pipeline rank that has most.
 """
@@ -12,6 +13,7 @@ from __future__ import annotations
 import functools
 from collections import Counter
 from collections.abc import Iterable, Mapping
+from typing import get_args
 
 import msgspec
 
@@ -23,7 +25,7 @@ from ...profile.fit import Fit
 from ..draft import Draft, Strategy
 from .data import DataCost, StepTime
 from .exchange import tuned, usual
-from .message import Message, Messages
+from .message import Message, Messages, Over
 from .slices import SliceCost, even_slices
 
 LONG = 4_000  # microbatches of all stages: beyond, playing takes seconds
@@ -48,7 +50,7 @@ class StepCost:
         """Seconds of one step on the data rank that has most samples."""
         if not draft.bucket_bytes or draft.decouple is None or self._uncut(draft):
             return self(self.ordered(draft))
-        if draft.pp == 1 and draft.strategy.tp == 1:
+        if draft.pp == draft.strategy.tp == draft.strategy.cp == 1:
             return self.data(draft)
         costs = self.costs(draft)
         if draft.stages:
@@ -59,7 +61,7 @@ class StepCost:
             makespan_s = draft.microbatches * each_s
         ranks = [self.data.rank(draft, pipe) for pipe in range(draft.pp)]
         exchanged = [self._exchanged_s(draft, pipe) for pipe in range(draft.pp)]
-        parts_s = min(max(each["parts"] for each in exchanged), makespan_s)
+        parts_s = min(max(each["parts"] + each["contexts"] for each in exchanged), makespan_s)
         exposed_s = max(
             rank.exposed_comm_s + each["holders"]
             for rank, each in zip(ranks, exchanged, strict=True)
@@ -213,7 +215,7 @@ class StepCost:
 
     def _priced(self, draft: Draft, messages: Messages) -> dict[str, float]:
         """Seconds of messages by over whom, but for what all tell each other."""
-        found = dict.fromkeys(("data", "shards", "replicas", "parts", "holders", "stages"), 0.0)
+        found = dict.fromkeys(get_args(Over), 0.0)
         for message, count in messages.items():
             if message.over != "all":
                 found[message.over] += count * self.data.price_s(draft.strategy, draft.pp, message)

@@ -1,9 +1,11 @@
-"""Tensor parts: what of a layer's passes they share, and what they exchange in each of them.
+"""Tensor parts and contexts: what of a layer's passes they share, and exchange in each of them.
 
 Assumed: the parts of a layer that has cuttings share all of its computation. What they exchange
 follows from its regions: each reads the hidden (or all parts' tokens of it) and gives a sum over
 parts (or the own tokens of one). A layer that is recomputed repeats what it exchanges before the
-last tensor that it saves.
+last tensor that it saves. Devices that share the tokens of samples gather keys and values of all
+of them in each forward and each backward pass, and sum their gradients: the bytes of a ring
+(Liu, Zaharia and Abbeel, Ring Attention, 2023), none of it hidden, causal work dealt out evenly.
 """
 
 from __future__ import annotations
@@ -34,6 +36,8 @@ _SPLIT: dict[str, tuple[Operation | None, Operation | None]] = {
     "gather": ("all_gather", None),
     "deal": (None, "all_gather"),
 }
+
+_OF_CONTEXTS: tuple[Operation, Operation] = ("all_gather", "reduce_scatter")
 
 
 class Exchanges(msgspec.Struct, frozen=True, kw_only=True):
@@ -74,15 +78,16 @@ class TensorParts:
     ) -> Exchanges:
         """Those of a microbatch of so many samples (of a slice of so many of its tokens)."""
         plan = self._graph.tensor_plan(name)
-        if strategy.tp == 1 or plan is None:
+        if plan is None:
             return Exchanges()
-        forward, again, backward = [], [], []
-        for meeting in self._meetings(name, plan, sp=strategy.sp):
+        forward, again, backward = self._contexts(plan, strategy, size)
+        meetings = self._meetings(name, plan, sp=strategy.sp) if strategy.tp > 1 else ()
+        for meeting in meetings:
             there, back = (_SPLIT if strategy.sp else _WHOLE)[meeting.kind]
             length = meeting.n_tokens if n_tokens is None else n_tokens
             if strategy.sp:
                 length = math.ceil(length / strategy.tp) * strategy.tp
-            n_bytes = size * length * meeting.n_features * self._widths.compute
+            n_bytes = self._bytes(strategy, size * length * meeting.n_features)
             if there is not None:
                 forward.append(_over_parts(there, strategy.tp, n_bytes))
                 if strategy.recompute and self._repeats(name, meeting):
@@ -90,6 +95,26 @@ class TensorParts:
             if back is not None:
                 backward.append(_over_parts(back, strategy.tp, n_bytes))
         return Exchanges(forward=tuple(forward), again=tuple(again), backward=tuple(backward))
+
+    def _contexts(
+        self, plan: TensorPlan, strategy: Strategy, size: int
+    ) -> tuple[list[Message], list[Message], list[Message]]:
+        """What devices that share tokens exchange: forward, again, backward."""
+        forward, backward = [], []
+        for context in plan.contexts if strategy.cp > 1 else ():
+            own = context.run.local(strategy.tp) * context.run.width
+            n_bytes = 2 * size * context.n_tokens * own * self._widths.compute
+            gather, reduce = (
+                Message(operation=operation, over="contexts", n_ranks=strategy.cp, n_bytes=n_bytes)
+                for operation in _OF_CONTEXTS
+            )
+            forward.append(gather)
+            backward += [gather, reduce]
+        return forward, list(forward) if strategy.recompute else [], backward
+
+    def _bytes(self, strategy: Strategy, n_elements: int) -> int:
+        """Of values between layers, of which a device has those of its tokens."""
+        return math.ceil(n_elements * self._widths.compute / strategy.cp)
 
     def loss(
         self, strategy: Strategy, size: int, n_tokens: int | None = None
@@ -100,7 +125,8 @@ class TensorParts:
         if strategy.tp == 1 or plan is None or plan.vocabulary is None:
             return ()
         each = math.prod(self._graph.layer(name).outputs[output].shape[:-1])
-        n_bytes = size * (each if n_tokens is None else n_tokens) * self._widths.master
+        n_labels = size * (each if n_tokens is None else n_tokens)
+        n_bytes = math.ceil(n_labels * self._widths.master / strategy.cp)
         return tuple(_over_parts("all_reduce", strategy.tp, k * n_bytes) for k in (1, 2))
 
     def _meetings(self, name: str, plan: TensorPlan, *, sp: bool) -> Iterator[_Meeting]:

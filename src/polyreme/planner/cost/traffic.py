@@ -78,7 +78,7 @@ class Traffic:
     def crossing(self, cut: int, strategy: Strategy, size: int) -> tuple[Message, ...]:
         """What crosses a cut behind the layer of that index, a microbatch of so many samples."""
         return tuple(
-            _message("send", "stages", 2, size * n_bytes)
+            _message("send", "stages", 2, math.ceil(size * n_bytes / strategy.cp))
             for n_bytes in self._crossings(strategy.tp, strategy.sp)[cut]
         )
 
@@ -88,7 +88,7 @@ class Traffic:
         Decoupled ones are scattered and gathered, padded to as many equal parts as there are
         devices; not those in which several have a share.
         """
-        n_ranks, held = draft.strategy.data, self.held(names)
+        n_ranks, held = draft.strategy.sharers, self.held(names)
         if n_ranks == 1:
             return ()
         firsts = (unit.layers[0] for unit in held.units)
@@ -205,7 +205,8 @@ class Traffic:
                     shape = plan.output_shape(output, shape, strategy.tp, part, sp=strategy.sp)
                 if n_tokens is not None:
                     shape = (n_tokens, *shape[1:])
-                found.append(size * math.prod(shape) * self._width(spec.dtype))
+                n_bytes = size * math.prod(shape) * self._width(spec.dtype)
+                found.append(math.ceil(n_bytes / strategy.cp))
         return found
 
     def _all_crossings(self, tp: int, sp: bool) -> tuple[tuple[int, ...], ...]:
@@ -266,9 +267,9 @@ class Traffic:
                 n_reduced = 1 if how.level == "optimizer" else n_backward
                 n_bytes = unit.reduced * wide.master
                 found[_message("reduce_scatter", "shards", strategy.shard, n_bytes)] += n_reduced
-                if strategy.replica > 1:
+                if strategy.copies > 1:
                     own = n_bytes // unit.parts
-                    found[_message("all_reduce", "replicas", strategy.replica, own)] += 1
+                    found[_message("all_reduce", "replicas", strategy.copies, own)] += 1
         return found
 
     def _of_holders(self, draft: Draft, cell: Cell) -> Messages:

@@ -103,7 +103,8 @@ class UnlikeCost:
             alive = beyond = 0.0  # layers after the one that is recomputed have freed theirs
             for name in names if pipe in pipes else ():
                 strategy = draft.strategies[name]
-                memory, size = self._of(strategy.tp).fitting.memory, draft.microbatch_of(strategy)
+                memory = self._of(strategy.tp).fitting.memory
+                size = draft.microbatch_of(strategy) / strategy.cp
                 held += memory.layer_storage(name, strategy, 0)
                 times = self._profile.layers[self._graph.layer(name).kind]
                 tp, sp = strategy.tp, strategy.sp
@@ -212,4 +213,4 @@ class UnlikeCost:
 
 def _holds(strategy: Strategy) -> float:
     """The share of a microbatch's values that each device has between layers."""
-    return 1 / (strategy.data * (strategy.tp if strategy.sp else 1))
+    return 1 / (strategy.sharers * (strategy.tp if strategy.sp else 1))
