@@ -6,6 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import msgspec
 import pytest
 
 import polyreme
@@ -255,6 +256,10 @@ def test_a_cluster_survives_its_file(tmp_path: Path, name) -> None:
     cluster = parse_preset(f"2x3x{name}")
     write(cluster, tmp_path / "cluster.toml")
     assert read(tmp_path / "cluster.toml") == cluster
+    roomy = msgspec.structs.replace(cluster.hosts[0], memory_bytes=2**40)
+    cluster = msgspec.structs.replace(cluster, hosts=(roomy, *cluster.hosts[1:]))
+    write(cluster, tmp_path / "cluster.toml")
+    assert read(tmp_path / "cluster.toml") == cluster
     odd = encode(cluster).replace("host-0", 'a \\"quoted\\" \\\\ name')
     (tmp_path / "odd.toml").write_text(odd)
     assert read(tmp_path / "odd.toml").hosts[0].name == 'a "quoted" \\ name'
@@ -269,7 +274,8 @@ def _row(entry) -> str:
     peaks = [device.peak_flops.get(dtype) for dtype in ("fp64", "fp32", "tf32", "bf16", "fp16")]
     cells = [f"{peak / 1e12:g}" if peak else "" for peak in peaks]
     bandwidth = device.memory_bandwidth_bytes_s
-    cells.append(f"{bandwidth / 1e9:g}" if bandwidth else "")
+    both = (bandwidth, device.host_bandwidth_bytes_s)
+    cells += [f"{each / 1e9:g}" if each else "" for each in both]
     cells += [f"{link.bandwidth_bytes_s / 1e9:g}" for link in (entry.intra, entry.inter)]
     memory = f"{device.memory_bytes / 1e9:.3g}"
     return " | ".join(["|", device.name, memory, *cells, str(entry.per_host or "any"), "|"])

@@ -20,8 +20,8 @@ from .types import MAX_DEVICES, Cluster, DeviceType, Host, Link
 
 DTYPES = ("fp64", "fp32", "tf32", "bf16", "fp16")
 _TOP = ("name", "device_types", "hosts", "intra", "inter")
-_TYPE = ("preset", "memory", "peak_flops", "memory_bandwidth", "source")
-_HOST = ("name", "device_type", "devices", "count")
+_TYPE = ("preset", "memory", "peak_flops", "memory_bandwidth", "host_bandwidth", "source")
+_HOST = ("name", "device_type", "devices", "count", "memory")
 _AMOUNTS: Mapping[Callable[[str, str], float], str] = {
     parse_bytes: '"80 GiB" (or a number of bytes)',
     parse_bytes_s: '"400 Gbit/s" (or a number of bytes per second)',
@@ -119,6 +119,13 @@ class _Reader:
             parse_bytes_s,
             default=base.memory_bandwidth_bytes_s if base else None,
         )
+        to_host = self.amount(
+            table,
+            "host_bandwidth",
+            path,
+            parse_bytes_s,
+            default=base.host_bandwidth_bytes_s if base else None,
+        )
         peaks = dict(base.peak_flops) if base else {}
         where = f"{path}.peak_flops"
         legal = '{bf16 = "989 Tflops"}'
@@ -134,6 +141,7 @@ class _Reader:
             memory_bytes=int(memory),
             peak_flops=peaks,
             memory_bandwidth_bytes_s=bandwidth,
+            host_bandwidth_bytes_s=to_host,
             source=source,
         )
 
@@ -154,11 +162,19 @@ class _Reader:
                 )
             n_devices = self.count(table, "devices", where, None)
             count = self.count(table, "count", where, 1)
+            memory = self.amount(table, "memory", where, parse_bytes)
             for copy in range(min(count, 2**16)):
                 name = self.text(table, "name", where, f"host-{len(found)}")
                 if count > 1 and "name" in table:
                     name = f"{name}-{copy}"
-                found.append(Host(name=name, device_type=kind, n_devices=n_devices))
+                found.append(
+                    Host(
+                        name=name,
+                        device_type=kind,
+                        n_devices=n_devices,
+                        memory_bytes=None if memory is None else int(memory),
+                    )
+                )
         n_devices = sum(host.n_devices for host in found)
         if n_devices > MAX_DEVICES:
             rule = f"are more than {MAX_DEVICES} devices"
@@ -253,6 +269,8 @@ def encode(cluster: Cluster) -> str:
         lines += [f"[device_types.{_text(key)}]", f"memory = {kind.memory_bytes}"]
         if kind.memory_bandwidth_bytes_s is not None:
             lines.append(f"memory_bandwidth = {float(kind.memory_bandwidth_bytes_s)!r}")
+        if kind.host_bandwidth_bytes_s is not None:
+            lines.append(f"host_bandwidth = {float(kind.host_bandwidth_bytes_s)!r}")
         peaks = ", ".join(f"{dtype} = {float(peak)!r}" for dtype, peak in kind.peak_flops.items())
         lines += [f"peak_flops = {{ {peaks} }}", f"source = {_text(kind.source)}", ""]
     for host in cluster.hosts:
@@ -261,6 +279,7 @@ def encode(cluster: Cluster) -> str:
             f"name = {_text(host.name)}",
             f"device_type = {_text(host.device_type)}",
             f"devices = {host.n_devices}",
+            *([] if host.memory_bytes is None else [f"memory = {host.memory_bytes}"]),
             "",
         ]
     return "\n".join(lines)

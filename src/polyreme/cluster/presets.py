@@ -2,7 +2,8 @@
 
 A figure that no source gives is absent. "80 GB" of a datasheet is read as 80e9 bytes, so a plan
 made from a preset never counts on memory that the driver keeps; a device that is there says itself
-how much it has. Start-up seconds of links are in no datasheet: they are assumed, and say so.
+how much it has. To its host's memory it has PCIe, of the generation in its datasheet. Start-up
+seconds of links are in no datasheet: they are assumed, and say so.
 """
 
 from __future__ import annotations
@@ -71,6 +72,7 @@ PRESETS: tuple[Preset, ...] = (
                 "fp16": 989.4e12,
             },
             memory_bandwidth_bytes_s=3.35e12,
+            host_bandwidth_bytes_s=_PCIE5.bandwidth_bytes_s,
             source=f"SXM5, 80 GB: {_H100}; bandwidth: NVIDIA H100 datasheet",
         ),
         reported=("NVIDIA H100 80GB HBM3",),
@@ -90,6 +92,7 @@ PRESETS: tuple[Preset, ...] = (
                 "fp16": 756e12,
             },
             memory_bandwidth_bytes_s=2e12,
+            host_bandwidth_bytes_s=_PCIE5.bandwidth_bytes_s,
             source=f"PCIe, 80 GB: {_H100}",
         ),
         reported=("NVIDIA H100 PCIe",),
@@ -109,6 +112,7 @@ PRESETS: tuple[Preset, ...] = (
                 "fp16": 835.5e12,
             },
             memory_bandwidth_bytes_s=3.9e12,
+            host_bandwidth_bytes_s=_PCIE5.bandwidth_bytes_s,
             source=f"NVL, 94 GB, one card: NVIDIA H100 {_HOPPER_SHEET}",
         ),
         reported=("NVIDIA H100 NVL",),
@@ -128,6 +132,7 @@ PRESETS: tuple[Preset, ...] = (
                 "fp16": 989.5e12,
             },
             memory_bandwidth_bytes_s=4.8e12,
+            host_bandwidth_bytes_s=_PCIE5.bandwidth_bytes_s,
             source=f"SXM, 141 GB: NVIDIA H200 {_HOPPER_SHEET}",
         ),
         reported=("NVIDIA H200",),
@@ -147,6 +152,7 @@ PRESETS: tuple[Preset, ...] = (
                 "fp16": 835.5e12,
             },
             memory_bandwidth_bytes_s=4.8e12,
+            host_bandwidth_bytes_s=_PCIE5.bandwidth_bytes_s,
             source=f"NVL, 141 GB: NVIDIA H200 {_HOPPER_SHEET}",
         ),
         reported=("NVIDIA H200 NVL",),
@@ -166,6 +172,7 @@ PRESETS: tuple[Preset, ...] = (
                 "fp16": 312e12,
             },
             memory_bandwidth_bytes_s=2.039e12,
+            host_bandwidth_bytes_s=_PCIE4.bandwidth_bytes_s,
             source=f"SXM4, 80 GB: {_A100}",
         ),
         reported=("NVIDIA A100-SXM4-80GB", "A100-SXM4-80GB"),
@@ -185,6 +192,7 @@ PRESETS: tuple[Preset, ...] = (
                 "fp16": 312e12,
             },
             memory_bandwidth_bytes_s=1.555e12,
+            host_bandwidth_bytes_s=_PCIE4.bandwidth_bytes_s,
             source=f"SXM4, 40 GB: {_A100}",
         ),
         reported=("NVIDIA A100-SXM4-40GB", "A100-SXM4-40GB"),
@@ -204,6 +212,7 @@ PRESETS: tuple[Preset, ...] = (
                 "fp16": 312e12,
             },
             memory_bandwidth_bytes_s=1.935e12,
+            host_bandwidth_bytes_s=_PCIE4.bandwidth_bytes_s,
             source=f"PCIe, 80 GB: {_A100}",
         ),
         reported=("NVIDIA A100 80GB PCIe", "A100 80GB PCIe"),
@@ -223,6 +232,7 @@ PRESETS: tuple[Preset, ...] = (
                 "fp16": 312e12,
             },
             memory_bandwidth_bytes_s=1.555e12,
+            host_bandwidth_bytes_s=_PCIE4.bandwidth_bytes_s,
             source=f"PCIe, 40 GB: {_A100}",
         ),
         reported=("NVIDIA A100-PCIE-40GB", "A100-PCIE-40GB"),
@@ -236,6 +246,7 @@ PRESETS: tuple[Preset, ...] = (
             memory_bytes=32 * 10**9,
             peak_flops={"fp64": 7.8e12, "fp32": 15.7e12, "fp16": 125e12},
             memory_bandwidth_bytes_s=900e9,
+            host_bandwidth_bytes_s=_PCIE3.bandwidth_bytes_s,
             source=f"SXM2, 32 GB: {_V100}",
         ),
         reported=("Tesla V100-SXM2-32GB",),
@@ -249,6 +260,7 @@ PRESETS: tuple[Preset, ...] = (
             memory_bytes=16 * 10**9,
             peak_flops={"fp64": 7.8e12, "fp32": 15.7e12, "fp16": 125e12},
             memory_bandwidth_bytes_s=900e9,
+            host_bandwidth_bytes_s=_PCIE3.bandwidth_bytes_s,
             source=f"SXM2, 16 GB: {_V100}",
         ),
         reported=("Tesla V100-SXM2-16GB",),
@@ -262,6 +274,7 @@ PRESETS: tuple[Preset, ...] = (
             memory_bytes=32 * 10**9,
             peak_flops={"fp64": 7e12, "fp32": 14e12, "fp16": 112e12},
             memory_bandwidth_bytes_s=900e9,
+            host_bandwidth_bytes_s=_PCIE3.bandwidth_bytes_s,
             source=f"PCIe, 32 GB: {_V100}",
         ),
         reported=("Tesla V100-PCIE-32GB",),
@@ -275,6 +288,7 @@ PRESETS: tuple[Preset, ...] = (
             memory_bytes=12 * 10**9,
             peak_flops={"fp32": 12.15e12},
             memory_bandwidth_bytes_s=547.7e9,
+            host_bandwidth_bytes_s=_PCIE3.bandwidth_bytes_s,
             source="NVIDIA TITAN Xp product page: 3840 cores at 1582 MHz, 547.7 GB/s",
         ),
         reported=("NVIDIA TITAN Xp", "TITAN Xp"),

@@ -12,13 +12,15 @@ MAX_DEVICES = 2**20  # of a cluster; more is taken for a mistake
 class DeviceType(msgspec.Struct, frozen=True, kw_only=True):
     """One kind of device. `peak_flops` is the *dense* peak by dtype name; an empty map: unknown.
 
-    `memory_bytes` is what a process can have; `source` says where the figures come from.
+    `memory_bytes` is what a process can have, `host_bandwidth_bytes_s` what it moves to its host's
+    memory in one direction; `source` says where the figures come from.
     """
 
     name: str
     memory_bytes: int
     peak_flops: Mapping[str, float] = {}
     memory_bandwidth_bytes_s: float | None = None
+    host_bandwidth_bytes_s: float | None = None
     source: str
 
 
@@ -31,11 +33,15 @@ class Link(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Host(msgspec.Struct, frozen=True, kw_only=True):
-    """Devices of one machine: so many of one type (a key of `Cluster.device_types`)."""
+    """Devices of one machine: so many of one type (a key of `Cluster.device_types`).
+
+    `memory_bytes` is what its processes can have together beside their devices (unset: unknown).
+    """
 
     name: str
     device_type: str
     n_devices: int
+    memory_bytes: int | None = None
 
 
 class Cluster(msgspec.Struct, frozen=True, kw_only=True):

@@ -38,8 +38,7 @@ def split_violations(plan: Plan, *, unlike: bool = False) -> Iterator[Violation]
         if degrees is not None:
             found[degrees] += 1
             yield from _own_violations(path, layer_plan, degrees)
-        if layer_plan.offload:
-            what = sorted(layer_plan.offload)
+        if what := sorted(layer_plan.offload - ({"optimizer"} if unlike else frozenset())):
             yield _wrong(f"{path}.offload", what, "is not executable yet", "nothing")
     if unlike:
         if not wrong and _complete(plan) and rows_of(plan) is None:

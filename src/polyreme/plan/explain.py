@@ -101,6 +101,8 @@ def not_run(plan: Plan) -> tuple[str, ...]:
         found.append("layers are laid out unlike each other")
     if any(degree(each.split, "cp") > 1 for each in plan.layer_plans.values()):
         found.append("devices share the tokens of samples")
+    if any(each.offload for each in plan.layer_plans.values()):
+        found.append("optimizer states lie in hosts' memory")
     return (f"{', '.join(found)}: planned, not executable yet",) if found else ()
 
 

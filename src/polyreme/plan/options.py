@@ -34,6 +34,8 @@ class Parallel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         stages: Layers of each stage, from the first to the last.
         layouts: Whether all layers have the same replica, shard, tp and sp ("alike", if not given),
             or each those that suit it, and cp ("unlike": planned, not executable yet).
+        offload: What lies in hosts' memory between steps ("optimizer" with layouts = "unlike"
+            alone: planned, not executable yet).
         microbatch: Samples per device and pass; the rest of the batch is accumulated.
         recompute: Whether activations are computed again in the backward pass.
         order: Order of a pipeline's actions ("1f1b" if not given, "any" to let the planner choose);
@@ -60,6 +62,7 @@ class Parallel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     pp: _Degree | None = None
     stages: Annotated[tuple[_Degree, ...], msgspec.Meta(min_length=1)] | None = None
     layouts: Literal["alike", "unlike"] | None = None
+    offload: Literal["none", "optimizer"] | None = None
     microbatch: _Degree | None = None
     recompute: Literal["none", "all"] | None = None
     order: str | None = None
@@ -85,10 +88,12 @@ class Parallel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             found.append(_refused("level", self.level, rule, '"none" (or parallel.shard > 1)'))
         if given.get("ep", 1) > 1:
             found.append(_refused("ep", self.ep, "is neither searched nor run yet", "1"))
-        if given.get("cp", 1) > 1 and self.layouts != "unlike":
-            rule = "is planned, but not executable yet"
-            legal = '1 (or parallel.layouts = "unlike", for plans)'
-            found.append(_refused("cp", self.cp, rule, legal))
+        planned = (("cp", (None, 1), "1"), ("offload", (None, "none"), '"none"'))
+        for name, run, usual in planned if self.layouts != "unlike" else ():
+            if getattr(self, name) not in run:
+                rule = "is planned, but not executable yet"
+                legal = f'{usual} (or parallel.layouts = "unlike", for plans)'
+                found.append(_refused(name, getattr(self, name), rule, legal))
         if self.sp and given.get("tp", 1) == 1:
             rule = f"splits tokens over tensor parts, and {_none('tp', self.tp)}"
             found.append(_refused("sp", True, rule, "false (or parallel.tp > 1)"))

@@ -19,6 +19,8 @@ from ..units import count
 class Strategy(msgspec.Struct, frozen=True, kw_only=True):
     """How one layer runs on replica x shard x cp x tp devices.
 
+    With `offload` its optimizer states lie in hosts' memory, and come to devices to be updated.
+
     >>> Strategy(replica=2, shard=3, tp=2).n_devices
     12
     """
@@ -30,6 +32,7 @@ class Strategy(msgspec.Struct, frozen=True, kw_only=True):
     sp: bool = False
     level: Level = "none"
     recompute: bool = False
+    offload: bool = False
 
     @property
     def degrees(self) -> Degrees:
@@ -63,8 +66,8 @@ class Strategy(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def layout(self) -> Strategy:
-        """Where its devices and its tokens are: the same without level and recomputation."""
-        return msgspec.structs.replace(self, level="none", recompute=False)
+        """Where its devices and its tokens are, and nothing else of it."""
+        return msgspec.structs.replace(self, level="none", recompute=False, offload=False)
 
     @property
     def parts(self) -> int:
@@ -105,6 +108,11 @@ class Draft(msgspec.Struct, frozen=True, kw_only=True):
     def is_alike(self) -> bool:
         """Whether all layers are laid out as the first."""
         return len({each.layout for each in set(self.strategies.values())}) == 1
+
+    @property
+    def offloads(self) -> bool:
+        """Whether anything lies in hosts' memory; what that takes is never measured."""
+        return any(each.offload for each in set(self.strategies.values()))
 
     @property
     def n_devices(self) -> int:
@@ -166,6 +174,7 @@ def read_draft(plan: Plan) -> Draft:
             sp=each.sp,
             level=each.level,
             recompute=each.recompute,
+            offload=bool(each.offload),
         )
         for key, each in plans.items()
         if (found := degrees[key]) is not None
@@ -220,4 +229,5 @@ def describe_strategy(strategy: Strategy) -> str:
     if strategy.tp > 1:
         parts.append(f"{strategy.tp} tp")
     said = " x ".join(parts) + (", sp" if strategy.sp else "")
-    return said + (", recompute" if strategy.recompute else "")
+    said += ", recompute" if strategy.recompute else ""
+    return said + (", optimizer offloaded" if strategy.offload else "")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 import msgspec
 
@@ -49,7 +49,33 @@ class Fitting:
         ]
 
     def __call__(self, draft: Draft) -> Room:
-        """Bytes that the tightest device has and needs.
+        """Bytes that the tightest device, or host, has and needs."""
+        rooms = [self._tightest(draft), *self._hosts(draft)]
+        return max(rooms, key=lambda room: room.over_bytes)
+
+    def _hosts(self, draft: Draft) -> Iterator[Room]:
+        """Of each host whose memory is known, what its devices keep there."""
+        if not draft.offloads:
+            return
+        first = 0
+        for host in self.cluster.hosts:
+            devices = range(first, min(first + host.n_devices, draft.n_devices))
+            first += host.n_devices
+            if host.memory_bytes is None or not devices:
+                continue
+            need_bytes = sum(self._on_host(draft, *self._place(draft, each)) for each in devices)
+            yield Room(
+                device=devices[0],
+                have_bytes=host.memory_bytes,
+                need_bytes={f"optimizer in the memory of {host.name}": need_bytes},
+            )
+
+    def _on_host(self, draft: Draft, pipe: int, shard_index: int) -> int:
+        """What a device keeps in its host's memory."""
+        return self.memory.host_bytes(draft, shard_index, pipe)
+
+    def _tightest(self, draft: Draft) -> Room:
+        """Of the tightest device.
 
         A device needs the more the lower its index on the shard axis, so that of each device type
         the lowest index is tightest.

@@ -104,7 +104,7 @@ def search(
             write_plan(candidate.draft, workload),
             estimate=estimate(candidate.draft, candidate.time, prices),
             inputs_hash=inputs_hash,
-            assumed=profile.assumed,
+            assumed=profile.assumed or candidate.draft.offloads,
         )
         for candidate in kept
     ]
@@ -177,7 +177,7 @@ def price(
         search=None,
         estimate=estimate(draft, prices.pricing(draft).cost(draft), prices),
         inputs_hash=hash_inputs(graph, cluster, workload),
-        assumed=profile.assumed,
+        assumed=profile.assumed or draft.offloads,
     )
 
 
@@ -239,6 +239,7 @@ def _rank(candidate: Candidate) -> tuple[bool, float, tuple[int, ...]]:
         draft.strategy.tp,
         draft.pp,
         len(ways),
+        sum(each.offload for each in ways),
         sum(each.recompute for each in draft.strategies.values()),
         draft.strategy.shard,
         draft.strategy.replica,

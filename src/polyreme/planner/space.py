@@ -124,6 +124,7 @@ def write_plan(draft: Draft, workload: Workload) -> Plan:
                     sp=how.sp,
                     level=how.level,
                     recompute=how.recompute,
+                    offload=frozenset({"optimizer"} if how.offload else ()),
                 )
             layer_plans[name] = known[how, devices]
     ranks: Ranks = (accumulation_order(draft.microbatches),)
@@ -201,7 +202,7 @@ def _strategies(
     parallel: Parallel,
     all_devices: bool,
 ) -> tuple[Strategy, ...]:
-    """Simplest first: without recomputation, few shards, the least level."""
+    """Simplest first: all on devices, without recomputation, few shards, the least level."""
     recomputes = {None: (False, True), "none": (False,), "all": (True,)}[parallel.recompute]
     if (parallel.pp or 1) > 1 and parallel.pipeline.slices > 1 and parallel.recompute is None:
         recomputes = (False,)  # passes over slices of tokens are kept
@@ -223,11 +224,21 @@ def _strategies(
             sp=bool(parallel.sp),
             level=level,
             recompute=recompute,
+            offload=offload,
         )
+        for offload in _offloads(cluster, parallel)
         for recompute in recomputes
         for replica, shard in sorted(meshes, key=lambda mesh: (mesh[1], mesh[0]))
         for level in _levels(shard, parallel)
     )
+
+
+def _offloads(cluster: Cluster, parallel: Parallel) -> tuple[bool, ...]:
+    """Whether optimizer states may lie in hosts' memory: where no plan has to run, both."""
+    if parallel.offload is not None:
+        return (parallel.offload == "optimizer",)
+    known = all(each.host_bandwidth_bytes_s for each in cluster.device_types.values())
+    return (False, True) if known and parallel.layouts == "unlike" else (False,)
 
 
 @functools.cache

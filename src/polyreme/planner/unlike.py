@@ -109,8 +109,12 @@ class UnlikeFitting(Fitting):
         super().__init__(memory, profile, cluster)
         self._cost = cost
 
-    def __call__(self, draft: Draft) -> Room:
-        """Bytes that the tightest device has and needs."""
+    def _on_host(self, draft: Draft, pipe: int, shard_index: int) -> int:
+        """What a device keeps in its host's memory: as much as the first."""
+        return self._cost.host_bytes(draft, pipe)
+
+    def _tightest(self, draft: Draft) -> Room:
+        """Of the tightest device."""
         n = draft.strategy.n_devices
         rooms = []
         for pipe in range(draft.pp):

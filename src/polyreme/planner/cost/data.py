@@ -104,6 +104,8 @@ class DataCost:
         self._host = [
             index for index, host in enumerate(cluster.hosts) for _ in range(host.n_devices)
         ]
+        types = [cluster.device_types[host.device_type] for host in cluster.hosts]
+        self._to_host_bytes_s = min(each.host_bandwidth_bytes_s or 0.0 for each in types)
         self._passes: dict[tuple[str, float], tuple[float, float]] = {}
         self._n_hosts = functools.cache(self._hosts_of_groups)
 
@@ -234,12 +236,21 @@ class DataCost:
         return forward_s, backward_s + (forward_s if strategy.recompute else 0.0)
 
     def _update_s(self, units: _Units) -> float:
-        """Seconds of the optimizer on the device that holds most."""
-        elements = sum(
-            (unit.loose + math.ceil(unit.reduced / unit.parts)) * count
-            for _, unit, count, _ in units
-        )
-        return elements * self.memory.widths.master * self.profile.optimizer_s_per_byte
+        """Seconds of the optimizer on the device that holds most.
+
+        States in the host's memory come and go at once, in either direction, while it computes.
+        """
+        here = there = 0
+        for strategy, unit, count, _ in units:
+            elements = (unit.loose + math.ceil(unit.reduced / unit.parts)) * count
+            here, there = here + elements, there + elements * strategy.offload
+        width = self.memory.widths.master
+        moved_bytes = there * width * self.memory.workload.optimizer_states
+        computed_s = here * width * self.profile.optimizer_s_per_byte
+        if not moved_bytes:
+            return computed_s
+        assert self._to_host_bytes_s, "offered only where that is known"
+        return max(computed_s, moved_bytes / self._to_host_bytes_s)
 
     def _sharded(self, units: _Units) -> _Parts:
         traffic = _Parts()

@@ -141,7 +141,19 @@ class Memory:
         return Storage(parameters=parameters, gradients=gradients, optimizer=optimizer)
 
     def _held(self, index: int, strategy: Strategy, shard_index: int) -> Storage:
-        return self._store(index, strategy.parts, min(shard_index, strategy.parts - 1))
+        at = min(shard_index, strategy.parts - 1)
+        held = self._store(index, strategy.parts, at)
+        return msgspec.structs.replace(held, optimizer=0) if strategy.offload else held
+
+    def host_bytes(self, draft: Draft, shard_index: int, pipe: int) -> int:
+        """What a device at an index of the shard axis keeps in its host's memory."""
+        how = draft.strategies
+        return sum(
+            self.layer_storage(name, here, shard_index).optimizer
+            for name in draft.layers_of(pipe)
+            if how[name].offload
+            for here in (msgspec.structs.replace(how[name], offload=False),)
+        )
 
     def _stored(self, index: int, parts: int, shard_index: int) -> Storage:
         wide = self.widths

@@ -136,6 +136,17 @@ class UnlikeCost:
         anew = sum(found_bytes[cause] for cause in ("activations", "logits", "buffers"))
         return {**found_bytes, "slack": math.ceil(SLACK_SHARE * anew)}
 
+    def host_bytes(self, draft: Draft, pipe: int) -> int:
+        """What a device of a pipeline rank keeps in its host's memory."""
+        how = draft.strategies
+        return sum(
+            memory.layer_storage(name, here, 0).optimizer
+            for name in draft.layers_of(pipe)
+            if how[name].offload
+            for here in (msgspec.structs.replace(how[name], offload=False),)
+            for memory in (self._of(here.tp).fitting.memory,)
+        )
+
     def _stage_s(self, draft: Draft, names: Sequence[str]) -> tuple[float, float, float]:
         """Forward and backward seconds of a stage's layers and of what stands before each.
 
