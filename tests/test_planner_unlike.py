@@ -14,8 +14,9 @@ from polyreme import api
 from polyreme.errors import ConfigError
 from polyreme.graph.layer import LayerGraph
 from polyreme.plan import store
+from polyreme.plan.check import check
 from polyreme.plan.explain import text
-from polyreme.plan.grid import grid_of
+from polyreme.plan.grid import grid_of, rows_of
 from polyreme.plan.options import Parallel
 from polyreme.planner.draft import read_draft
 from polyreme.planner.hybrid import spaces
@@ -111,13 +112,20 @@ def test_no_draft_needs_less_memory_than_its_instance_counts(seed):
     compared = 0
     for outline in _outlines(prices, where, 16):
         instance = prices.unlike.instance(outline)
-        chosen = rng.integers(instance.n_strategies, size=instance.n_layers).tolist()
         names, stages = outline.space.layers, outline.space.stages
+        rows = outline.space.rows or (outline.layout.n_devices,) * len(stages or (names,))
+        legal = [
+            [k for k, each in enumerate(outline.strategies) if each.n_devices == n] for n in rows
+        ]
+        chosen = [
+            int(rng.choice(legal[at])) for at, own in enumerate(stages or (names,)) for _ in own
+        ]
         strategies = {name: outline.strategies[k] for name, k in zip(names, chosen, strict=True)}
         draft = outline.space.draft(strategies, outline.microbatches)
         if draft.is_alike:
             continue
         compared += 1
+        assert draft.rows == rows
         of = [at for at, own in enumerate(stages or (names,)) for _ in own]
         held = instance.stage_times(of, chosen)[2]
         lacking = prices.unlike.fitting.shortfalls(draft)
@@ -147,6 +155,52 @@ def test_large_tables_are_cut_where_gradients_would_take_longer_than_their_passe
     draft = read_draft(best)
     assert not draft.is_alike
     assert draft.n_devices == 4
+
+
+def test_an_instance_of_unlike_ranks_is_what_is_played():
+    """Sum of all stages and the longest of them, borders in between, as the closed form has it."""
+    rng = np.random.default_rng(5)
+    prices = Prices(GRAPH, cluster(4), _profile(rng), workload(12))
+    compared = set()
+    for outline in _outlines(prices, cluster(4), 12):
+        if not outline.space.rows:
+            continue
+        instance = prices.unlike.instance(outline)
+        n_strategies = range(instance.n_strategies)
+        of = [at for at, own in enumerate(outline.space.stages) for _ in own]
+        for layer, stage in enumerate(of):
+            legal = [k for k in n_strategies if np.isfinite(instance.time[stage, layer, k])]
+            widths = {outline.strategies[k].n_devices for k in legal}
+            assert widths == {outline.space.rows[stage]}
+        compared.add(outline.space.rows)
+    assert compared == {(1, 3), (3, 1), (1, 1, 2), (1, 2, 1), (2, 1, 1)}
+
+
+def test_a_stage_of_long_layers_is_given_more_devices():
+    """One layer takes three times as long as the others together, and cannot be cut in two."""
+    figures = _profile(bytes_s=1e12)
+    heavy = replace(figures.layers["head"], forward_s=(9e-3, 72e-3), backward_s=(18e-3, 144e-3))
+    light = replace(figures.layers["block"], forward_s=(1e-3, 8e-3), backward_s=(2e-3, 16e-3))
+    kinds = {kind: heavy if kind == "head" else light for kind in figures.layers}
+    where = cluster(4)
+    types = {name: replace(each, memory_bytes=10**9) for name, each in where.device_types.items()}
+    given = GRAPH, replace(where, device_types=types), replace(figures, layers=kinds), workload(24)
+    fixed = Parallel(pp=2, tp=1, cp=1, recompute="none", layouts="unlike")
+    plans = search(*given, fixed, top=1)
+    rows = rows_of(plans[0])
+    assert [len(row) for row in rows.pipes] == [1, 3]
+    assert rows.devices == (0, 1, 2, 3)
+    (alike,) = search(*given, replace(fixed, layouts="alike"), top=1)
+    assert plans[0].microbatches == 8  # of 3 samples on the first device, of 1 on each other
+    assert plans[0].estimate.step_s == pytest.approx(9 * 27e-3, rel=0.01)
+    assert alike.estimate.step_s > 1.3 * plans[0].estimate.step_s
+    assert len(plans[0].order) == len(plans[0].estimate.memory) == 4
+    priced = price(*given, replace(plans[0], estimate=None, search=None))
+    assert priced.estimate == plans[0].estimate
+    assert not check(plans[0], GRAPH, given[1], unlike=True)
+    assert check(plans[0], GRAPH, given[1])
+    other = replace(plans[0], order=(*plans[0].order[:3], plans[0].order[0]))
+    assert check(other, GRAPH, given[1], unlike=True)
 
 
 @pytest.mark.parametrize(("family", "n"), [("llama", 1), ("resnet", 2)])

@@ -108,12 +108,12 @@ def _placement_violations(plan: Plan) -> Iterator[Violation]:
 
 def same_orders(plan: Plan) -> Iterator[Violation]:
     """The devices of a pipeline rank share layers or batches, and play one order."""
-    grid = grid_of(plan) if _complete(plan) else None
-    if grid is None or len(plan.stages) < 2 or len(plan.order) != len(grid.devices):
+    rows = rows_of(plan) if _complete(plan) else None
+    if rows is None or len(plan.stages) < 2 or len(plan.order) != len(rows.devices):
         return
-    ascending = sorted(grid.devices)
+    ascending = sorted(rows.devices)
     of = dict(zip(ascending, plan.order, strict=True))
-    for row in grid.pipes:
+    for row in rows.pipes:
         for device in row[1:]:
             if of[device] is not of[row[0]] and of[device] != of[row[0]]:
                 path = f"order[{ascending.index(device)}]"

@@ -145,7 +145,10 @@ def even_degrees(split: ShardTree) -> Degrees | None:
 
 
 def rows_of(plan: Plan) -> Rows | None:
-    """The rows of a plan; None where stages share some devices only, or layers lie elsewhere."""
+    """The rows of a plan; None where stages share some devices only, or layers lie elsewhere.
+
+    Rows may be of different length; those of one stage are not.
+    """
     first = [placement for stage in plan.stages for placement in stage.placements[:1]]
     others = [placement for stage in plan.stages for placement in stage.placements[1:]]
     pipes = list(dict.fromkeys((*first, *others)))
@@ -164,7 +167,7 @@ def rows_of(plan: Plan) -> Rows | None:
     }
     if any(devices(split) != placement for (_, placement), split in placed.items()):
         return None
-    if any(len(row) != len(pipes[0]) for row in pipes):
+    if any(len(set(map(len, stage.placements))) > 1 for stage in plan.stages):
         return None
     return Rows(pipes=tuple(pipes), holders=tuple(holders))
 

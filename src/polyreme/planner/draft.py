@@ -115,9 +115,18 @@ class Draft(msgspec.Struct, frozen=True, kw_only=True):
         return any(each.offload for each in set(self.strategies.values()))
 
     @property
+    def rows(self) -> tuple[int, ...]:
+        """Devices of each pipeline rank, which may differ where layers are laid out unlike."""
+        found = [self.strategy.n_devices] * self.pp
+        for names, pipes in zip(self.stages, self.holders, strict=False):
+            for pipe in pipes:
+                found[pipe] = self.strategies[names[0]].n_devices
+        return tuple(found)
+
+    @property
     def n_devices(self) -> int:
         """Devices of all stages."""
-        return self.strategy.n_devices * self.pp
+        return sum(self.rows)
 
     @property
     def samples(self) -> int:

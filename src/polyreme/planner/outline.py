@@ -37,10 +37,17 @@ class Outline(msgspec.Struct, frozen=True, kw_only=True):
 def outlines(space: Space) -> Iterator[Outline]:
     """All of a space, those of the fewest microbatches first."""
     if space.unlike:
-        counts = {each: space.counts(each.data) for each in space.strategies}
+        batch = space.workload.global_batch
+        counts = {each.data: space.counts(each.data) for each in space.strategies}
         for microbatches in sorted({n for each in counts.values() for n in each}):
-            strategies = tuple(each for each in space.strategies if microbatches in counts[each])
-            if len({each.layout for each in strategies}) > 1:
+            strategies = tuple(
+                each
+                for each in space.strategies
+                if microbatches in counts[each.data]
+                or (space.microbatch is None and each.data * microbatches <= batch)
+            )
+            widths = {each.n_devices for each in strategies}
+            if len({each.layout for each in strategies}) > 1 and widths >= {*space.rows}:
                 yield Outline(space=space, strategies=strategies, microbatches=microbatches)
         return
     layouts: dict[Strategy, list[Strategy]] = {}

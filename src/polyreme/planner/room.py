@@ -120,8 +120,7 @@ class Fitting:
             found.append(rows[pipe, index])
         return tuple(found)
 
-    @staticmethod
-    def _place(draft: Draft, device: int) -> tuple[int, int]:
+    def _place(self, draft: Draft, device: int) -> tuple[int, int]:
         """Pipeline rank and index on the shard axis."""
         strategy = draft.strategy
         pipe, place = divmod(device, strategy.n_devices)

@@ -79,7 +79,8 @@ def search(
     sweep = Sweep((space, prices.of(space.parallel.tp or 1)) for space in offered)
     swept = sweep(solve, end_s=start_s + DEADLINE_S, tell=tell)
     if parallel.layouts == "unlike":
-        more = Sweep((space, prices.unlike) for space in unlike_spaces(offered))
+        alone = _of_one_rank(graph, cluster, workload, parallel) if parallel.pp else ()
+        more = Sweep((space, prices.unlike) for space in unlike_spaces(offered, alone))
         least_s = min([value for value, _ in swept.found], default=np.inf)
         swept += more(solve, end_s=start_s + 2 * DEADLINE_S, below=least_s, tell=tell)
     by_hand = sweep(grid, end_s=start_s + DEADLINE_S)
@@ -127,6 +128,17 @@ def search(
         front=front(candidate.point for candidate in candidates),
     )
     return (msgspec.structs.replace(plans[0], search=record), *plans[1:])
+
+
+def _of_one_rank(
+    graph: LayerGraph, cluster: Cluster, workload: Workload, parallel: Parallel
+) -> tuple[Space, ...]:
+    """Spaces of one pipeline rank, where others are fixed: layouts of more devices; or none."""
+    fixed = msgspec.structs.replace(parallel, pp=1, stages=None, order=None)
+    try:
+        return tuple(spaces(graph, cluster, workload, fixed))
+    except ConfigError:
+        return ()
 
 
 def _in_other_orders(candidates: Sequence[Candidate]) -> Iterator[Draft]:

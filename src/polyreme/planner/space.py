@@ -38,7 +38,8 @@ class Space(msgspec.Struct, frozen=True, kw_only=True):
     Layers of `normed` take statistics over their microbatch: they are never run a second time,
     and unless the user fixes the microbatch it is as large as it can be. `pp` pipeline ranks play
     `order` over stages of so many layers (`sizes`). `parallel` says how all of them exchange. If
-    `unlike`, each layer may have any layout of `strategies`, else all have one.
+    `unlike`, each layer may have any layout of `strategies`, else all have one; where ranks have
+    unlike numbers of devices, `rows` are these, and layers any layout of as many.
     """
 
     layers: tuple[str, ...]
@@ -52,6 +53,7 @@ class Space(msgspec.Struct, frozen=True, kw_only=True):
     order: str = ""
     sizes: tuple[int, ...] = ()
     unlike: bool = False
+    rows: tuple[int, ...] = ()
 
     @property
     def stages(self) -> tuple[tuple[str, ...], ...]:
@@ -104,8 +106,7 @@ class Space(msgspec.Struct, frozen=True, kw_only=True):
 
 def write_plan(draft: Draft, workload: Workload) -> Plan:
     """The draft on the first devices of the cluster, stage by stage."""
-    n = draft.strategy.n_devices
-    rows = [tuple(range(pipe * n, pipe * n + n)) for pipe in range(draft.pp)]
+    rows = [tuple(range(first, end)) for first, end in pairwise(accumulate((0, *draft.rows)))]
     names = draft.stages or (tuple(draft.strategies),)
     placed = [tuple(rows[pipe] for pipe in pipes) for pipes in draft.holders]
     stages = [
@@ -130,10 +131,11 @@ def write_plan(draft: Draft, workload: Workload) -> Plan:
     ranks: Ranks = (accumulation_order(draft.microbatches),)
     if draft.stages:
         ranks = with_updates(ORDERS[draft.order], draft.pp, draft.actions)
+    order = [actions for actions, row in zip(ranks, rows, strict=True) for _ in row]
     return Plan(
         stages=tuple(stages),
         layer_plans=layer_plans,
-        order=tuple(actions for actions in ranks for _ in range(n)),
+        order=tuple(order),
         order_name=draft.order,
         token_slices=draft.token_slices,
         microbatches=draft.microbatches,

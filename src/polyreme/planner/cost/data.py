@@ -194,7 +194,8 @@ class DataCost:
         other, then those that share tokens, then shards, then replicas. Holders of a parameter are
         taken to lie on one host.
         """
-        hosts = self._n_hosts(layout.degrees, pp)
+        most = max(1, len(self._host) // layout.n_devices)  # stages may have unlike numbers
+        hosts = self._n_hosts(layout.degrees, min(pp, most))
         if message.operation == "send":
             return self._fit.send_s(pp, message.n_bytes, hosts["stages"])
         return self._fit.collective_s(

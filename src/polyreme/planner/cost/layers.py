@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import functools
 import math
+from itertools import accumulate, pairwise
 from typing import Any
 
 import numpy as np
@@ -153,8 +154,9 @@ class LayerCosts:
 
     def _capacity(self, outline: Outline, order: Order | None) -> Array:
         """Bytes that each stage has for its layers; ranks with several share theirs out evenly."""
-        n, pp = outline.layout.n_devices, outline.space.pp
-        of_rank = self._have[: n * pp].reshape(pp, n).min(axis=1)
+        pp = outline.space.pp
+        rows = outline.space.rows or (outline.layout.n_devices,) * pp
+        of_rank = [self._have[at:end].min() for at, end in pairwise(accumulate((0, *rows)))]
         placed = order.placements(pp) if order is not None else ((0,),)
         shared = (order.chunks * order.copies) if order is not None else 1
         capacity = np.array(

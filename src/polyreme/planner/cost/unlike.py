@@ -186,7 +186,7 @@ class UnlikeCost:
         wider = before if before.tp > after.tp else after
 
         def gathered_s(whole: float, own: float) -> float:
-            n_ranks = round(whole / own)
+            n_ranks = max(2, math.ceil(whole / own))
             message = Message(
                 operation="all_gather",
                 over="parts",
@@ -196,7 +196,7 @@ class UnlikeCost:
             return self._of(wider.tp).cost.data.price_s(wider, pp, message)
 
         if had == wanted:
-            among = max(before.data, after.data) // min(before.data, after.data)
+            among = math.ceil(max(before.data, after.data) / min(before.data, after.data))
             each = gathered_s(among * had, had)
             return each, each
         if had < wanted:
