@@ -21,6 +21,7 @@ from polyreme.planner.hybrid import spaces
 from polyreme.planner.prices import Prices
 from polyreme.planner.search import price, search
 from polyreme.planner.space import write_plan
+from polyreme.report.plan_words import glossary
 from polyreme.runtime.making import grid_for
 from test_planner_unlike import GRAPH, _profile
 
@@ -158,3 +159,4 @@ def test_a_plan_that_shares_tokens_says_that_nothing_runs_it():
     plans = search(*given, Parallel(cp=2, tp=1, pp=1, layouts="unlike"), top=1)
     assert grid_of(plans[0]).cp == 2
     assert "devices share the tokens of samples: planned, not executable yet" in text(plans)
+    assert any(word == "2 cp" and "tokens" in meaning for word, meaning in glossary(plans[0]))

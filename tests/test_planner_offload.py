@@ -14,6 +14,7 @@ from polyreme.planner.draft import Draft, Strategy, read_draft
 from polyreme.planner.hybrid import spaces
 from polyreme.planner.prices import Prices
 from polyreme.planner.search import price, search
+from polyreme.report.plan_words import glossary
 from test_planner_unlike import GRAPH, _profile
 
 replace = msgspec.structs.replace
@@ -85,6 +86,7 @@ def test_a_search_offloads_where_states_would_not_fit():
     assert False in found  # no more than has to be: it takes time
     assert plans[0].assumed
     assert "optimizer states lie in hosts' memory: planned" in text(plans)
+    assert "optimizer offloaded" in dict(glossary(plans[0]))
     again = price(GRAPH, given, figures, workload(4), replace(plans[0], assumed=False))
     assert again.estimate == plans[0].estimate
     assert again.assumed

@@ -10,6 +10,7 @@ from .words import runs_of
 _AXES = {
     "replica": ("replicas", "complete copies of the model, each on its own share of the batch"),
     "shard": ("shards", "devices that share one copy of the model and its batch"),
+    "cp": ("cp", "contexts: devices that share the tokens of each sample, in attention too"),
     "tp": ("tp", "tensor parts: devices that compute each layer together"),
 }
 _MOST_NAMED = 8  # stages whose layers are named
@@ -52,4 +53,7 @@ def _ways(layer_plans: list[LayerPlan], *, n_shards: int) -> list[tuple[str, str
     if any(each.recompute for each in layer_plans):
         meaning = "what a layer saves is made again in its backward pass, which takes less memory"
         found.append(("recompute", meaning))
+    if any(each.offload for each in layer_plans):
+        meaning = "optimizer states lie in the host's memory, and come to the device to be updated"
+        found.append(("optimizer offloaded", meaning))
     return found
