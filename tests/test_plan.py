@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import msgspec
 import pytest
+from msgspec.structs import replace
 
 from polyreme.errors import ConfigError
 from polyreme.plan.describe import describe
@@ -47,6 +49,24 @@ def test_degrees_come_back_from_the_split(replica, shard):
     assert degree(split, "tp") == 1
     assert devices(split) == used
     assert even_degrees(split) == Degrees(replica=replica, shard=shard)
+
+
+def test_devices_that_play_alike_are_written_once():
+    """4,096 devices made files of 180 MB."""
+    first, other = (accumulation_order(n) for n in (2, 3))
+    again = tuple(replace(action) for action in first)
+    split = even_split(range(4), Degrees(replica=4))
+    plan = replace(_plan(split), order=(first, other, first, again))
+    data = encode(plan)
+    assert msgspec.json.decode(data)["order"][2:] == [0, 0]
+    found = decode(data)
+    assert found.order == plan.order
+    assert found.order[3] is found.order[0]
+    for wrong in (4, 3, -1):
+        odd = data.replace(b",0,0]", b",0,%d]" % wrong)
+        assert odd != data
+        with pytest.raises(msgspec.ValidationError, match="number of an earlier device"):
+            decode(odd)
 
 
 def test_uneven_and_foreign_splits_have_no_degrees():

@@ -1,4 +1,7 @@
-"""Plan files: JSON in which a split is {axis, weights, children} or {device}."""
+"""Plan files: JSON in which a split is {axis, weights, children} or {device}.
+
+A device that plays what an earlier one does has that one's number in place of its actions.
+"""
 
 from __future__ import annotations
 
@@ -62,10 +65,11 @@ class _RowEntry(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def _file_type() -> Any:
-    """`Plan` with its layer plans as they stand in a file."""
+    """`Plan` with its layer plans and actions as they stand in a file."""
     fields: list[Any] = []
+    own = {"layer_plans": dict[str, _LayerEntry], "order": tuple[tuple[Action, ...] | int, ...]}
     for field in msgspec.structs.fields(Plan):
-        kind = dict[str, _LayerEntry] if field.name == "layer_plans" else field.type
+        kind = own.get(field.name, field.type)
         required = field.default is msgspec.NODEFAULT
         fields.append((field.name, kind) if required else (field.name, kind, field.default))
     fields.append(("top", tuple[msgspec.Raw, ...], ()))
@@ -126,6 +130,13 @@ def _read(path: Path, read: Callable[[bytes], T]) -> T:
 def encode(plan: Plan, more: Mapping[str, Any] | None = None) -> bytes:
     """A plan as JSON, a field a line; then the fields of `more`."""
     fields = {field: getattr(plan, field) for field in plan.__struct_fields__} | dict(more or {})
+    first: dict[tuple[Action, ...], int] = {}
+    known: dict[int, int] = {}  # by identity: comparing all actions of all devices takes seconds
+    for device, actions in enumerate(plan.order):
+        if id(actions) not in known:
+            known[id(actions)] = first.setdefault(actions, device)
+    at = [known[id(actions)] for actions in plan.order]
+    fields["order"] = [plan.order[n] if n == device else n for device, n in enumerate(at)]
     entries = [
         b'  "%s": %s' % (field.encode(), _encode_field(value)) for field, value in fields.items()
     ]
@@ -174,8 +185,15 @@ def _plan(entry: Any) -> Plan:
             known[layer] = _layer_plan(layer, f"$.layer_plans.{name}.split")
         layer_plans[name] = known[layer]
     orders: dict[tuple[Action, ...], tuple[Action, ...]] = {}
-    order = tuple(orders.setdefault(actions, actions) for actions in entry.order)
-    return Plan(**{**fields, "layer_plans": layer_plans, "order": order})
+    order: list[tuple[Action, ...]] = []
+    for device, actions in enumerate(entry.order):
+        if isinstance(actions, int):
+            if not 0 <= actions < device:
+                rule = "Expected actions or the number of an earlier device"
+                raise msgspec.ValidationError(f"{rule} - at `$.order[{device}]`")
+            actions = order[actions]
+        order.append(orders.setdefault(actions, actions))
+    return Plan(**{**fields, "layer_plans": layer_plans, "order": tuple(order)})
 
 
 def _layer_plan(entry: _LayerEntry, path: str) -> LayerPlan:
