@@ -138,7 +138,7 @@ class Infeasible(PolyremeError):
         need_bytes: Mapping[str, int],
         ways_out: Sequence[str],
     ) -> None:
-        from .units import show_bytes  # which raises errors itself
+        from .units import apart, show_bytes  # which raises errors itself
 
         self.plan = plan
         self.layer = layer
@@ -148,12 +148,13 @@ class Infeasible(PolyremeError):
         self.need_bytes = dict(need_bytes)
         self.ways_out = tuple(ways_out)
         need = sum(self.need_bytes.values())
+        needed, had = apart((need, have_bytes), show_bytes)
         causes = ", ".join(
             f"{cause} {show_bytes(amount)}" for cause, amount in self.need_bytes.items() if amount
         )
         super().__init__(
-            f"no plan fits. The nearest, {plan}, needs {show_bytes(need)} on {device}, which has "
-            f"{show_bytes(have_bytes)}: {show_bytes(need - have_bytes)} are missing. It needs "
+            f"no plan fits. The nearest, {plan}, needs {needed} on {device}, which has "
+            f"{had}: {show_bytes(need - have_bytes)} are missing. It needs "
             f'{causes}; its largest layer is "{layer}" with {show_bytes(layer_bytes)}. '
             f"Ways out: {'; '.join(self.ways_out)}."
         )

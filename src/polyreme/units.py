@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from decimal import Decimal, InvalidOperation
 
 from .errors import ConfigError, Violation
@@ -31,6 +31,7 @@ _BYTES_S = {f"{unit}/s": factor for unit, factor in _BYTES.items()} | {
     unit: Decimal(factor) / 8 for unit, factor in _BITS_S.items()
 }
 _NUMBER = r"[0-9](?:[0-9_]*[0-9])?(?:\.[0-9]+)?(?:[eE][+-]?[0-9]{1,2})?"
+_MOST_DIGITS = 6
 _PART = re.compile(rf"\s*({_NUMBER})\s*([^\s0-9.]*)")
 
 
@@ -60,23 +61,23 @@ def parse_bytes_s(text: str, path: str = "") -> float:
     return float(_parse(text, _BYTES_S, "B/s", path, "450 GB/s"))
 
 
-def show_bytes(n_bytes: float) -> str:
-    """Three digits and a binary unit.
+def show_bytes(n_bytes: float, digits: int = 3) -> str:
+    """Three digits, or so many, and a binary unit.
 
     >>> show_bytes(25769803776)
     '24 GiB'
     """
-    return _show(n_bytes, _BINARY)
+    return _show(n_bytes, _BINARY, digits)
 
 
-def show_seconds(seconds: float) -> str:
-    """Three digits and a unit, or minutes and hours in two parts.
+def show_seconds(seconds: float, digits: int = 3) -> str:
+    """Three digits and a unit, or minutes and hours in two parts; of more digits seconds alone.
 
-    >>> show_seconds(0.0015), show_seconds(125)
-    ('1.5 ms', '2 min 5 s')
+    >>> show_seconds(0.0015), show_seconds(125), show_seconds(125.25, 5)
+    ('1.5 ms', '2 min 5 s', '125.25 s')
     """
-    if not math.isfinite(seconds) or abs(seconds) < 59.95:
-        return _show(seconds, {"ns": 1e-9, "us": 1e-6, "ms": 1e-3, "s": 1})
+    if not math.isfinite(seconds) or abs(seconds) < 59.95 or digits > 3:
+        return _show(seconds, {"ns": 1e-9, "us": 1e-6, "ms": 1e-3, "s": 1}, digits)
     sign = "-" if seconds < 0 else ""
     whole = round(abs(seconds))
     if whole >= 3600:
@@ -107,6 +108,32 @@ def show_bytes_s(bytes_s: float) -> str:
     '450 GB/s'
     """
     return _show(bytes_s, {f"{unit}/s": factor for unit, factor in _DECIMAL.items()})
+
+
+def apart(values: Sequence[float], show: Callable[[float, int], str]) -> list[str]:
+    """Each as `show_bytes` or `show_seconds` has it, in as many digits as tell it from the others.
+
+    Six at most: those that differ by less have three and look equal.
+
+    >>> apart([2.922, 2.9242, 3.5], show_seconds)
+    ['2.922 s', '2.924 s', '3.5 s']
+    """
+    shown = [[show(value, digits) for value in values] for digits in range(3, _MOST_DIGITS + 1)]
+    return [
+        next(
+            (
+                texts[at]
+                for texts in shown
+                if all(
+                    texts[at] != text
+                    for text, other in zip(texts, values, strict=True)
+                    if other != value
+                )
+            ),
+            shown[0][at],
+        )
+        for at, value in enumerate(values)
+    ]
 
 
 def count(n: int, noun: str, plural: str | None = None) -> str:
@@ -147,7 +174,7 @@ def _parse(
     return total
 
 
-def _show(value: float, units: Mapping[str, Decimal | float]) -> str:
+def _show(value: float, units: Mapping[str, Decimal | float], digits: int = 3) -> str:
     ordered = sorted(units.items(), key=lambda item: item[1])
     whole = next(index for index, (_, factor) in enumerate(ordered) if factor == 1)
     if not math.isfinite(value):
@@ -156,15 +183,15 @@ def _show(value: float, units: Mapping[str, Decimal | float]) -> str:
     index = next((i for i in range(largest, 0, -1) if abs(value) >= ordered[i][1]), 0)
     if value == 0:
         index = whole
-    number = _digits(value / float(ordered[index][1]))
+    number = _digits(value / float(ordered[index][1]), digits)
     if index < largest and abs(float(number)) * float(ordered[index][1]) >= ordered[index + 1][1]:
         index += 1
-        number = _digits(value / float(ordered[index][1]))
+        number = _digits(value / float(ordered[index][1]), digits)
     return f"{number} {ordered[index][0]}"
 
 
-def _digits(value: float) -> str:
+def _digits(value: float, digits: int) -> str:
     if abs(value) >= 1e6:
-        return f"{value:.3g}"
-    shown = f"{value:.{max(0, 3 - len(str(int(abs(value)))))}f}"
+        return f"{value:.{digits}g}"
+    shown = f"{value:.{max(0, digits - len(str(int(abs(value)))))}f}"
     return shown.rstrip("0").rstrip(".") if "." in shown else shown

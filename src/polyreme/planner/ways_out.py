@@ -11,7 +11,7 @@ from ..errors import ConfigError
 from ..graph.layer import LayerGraph
 from ..plan.ir import Workload
 from ..plan.options import Parallel
-from ..units import show_bytes
+from ..units import apart, show_bytes
 from .draft import Draft
 from .hybrid import spaces
 from .prices import Prices
@@ -47,7 +47,7 @@ def ways_out(problem: Problem, prices: Prices) -> tuple[str, ...]:
     if len(ways) < 2:
         ways += _more_of_larger(problem, prices)
     least = _least_need(problem, prices)
-    return (*ways, f"devices with at least {show_bytes(least)} of memory")
+    return (*ways, f"devices with at least {_amount(least, problem)} of memory")
 
 
 def _unfixed(problem: Problem, prices: Prices) -> Iterator[str]:
@@ -95,7 +95,14 @@ def _more_of_larger(problem: Problem, prices: Prices) -> Iterator[str]:
     """Twice as many devices, each with less memory than as many as there are would need."""
     twice = _doubled(problem)
     if twice.spaces() and (least := _least_need(twice, prices)) < _least_need(problem, prices):
-        yield f"{twice.cluster.n_devices} devices with at least {show_bytes(least)} of memory each"
+        amount = _amount(least, problem)
+        yield f"{twice.cluster.n_devices} devices with at least {amount} of memory each"
+
+
+def _amount(n_bytes: int, problem: Problem) -> str:
+    """Bytes in digits that tell them from what the devices have."""
+    have = [kind.memory_bytes for kind in problem.cluster.device_types.values()]
+    return apart([n_bytes, *have], show_bytes)[0]
 
 
 def _doubled(problem: Problem) -> Problem:
