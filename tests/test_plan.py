@@ -134,12 +134,12 @@ def test_stale_inputs_are_named():
 
 
 def test_descriptions_tell_plans_apart():
-    assert describe(_plan(Leaf(3))) == "device 3, 2 microbatches"
+    assert describe(_plan(Leaf(3))) == "1 device, 2 microbatches of 8 samples"
     assert (
         describe(
             _plan(
                 even_split((0, 1, 2, 3), Degrees(replica=2, shard=2)), level="grads", recompute=True
             )
         )
-        == "2 replicas x 2 shards (grads), recompute, 2 microbatches"
+        == "2 replicas x 2 shards (grads), recompute, 2 microbatches of 2 samples"
     )

@@ -2,30 +2,82 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+
+import msgspec
 
 from ..units import count
-from .ir import LayerPlan, Plan, axes, degree, devices
+from .grid import even_degrees
+from .ir import LayerPlan, Level, Plan, axes, degree
 
 _MOST_NAMED = 8  # stages
 _PLURAL = {"replica": "replicas", "shard": "shards"}
 
 
+class Way(msgspec.Struct, frozen=True, kw_only=True):
+    """How a layer runs, as far as a line tells.
+
+    `degrees` are of axes that cut it, outermost first; `data` is how many parts of the batch its
+    devices take, None where they are uneven.
+    """
+
+    degrees: tuple[tuple[str, int], ...]
+    data: int | None
+    level: Level = "none"
+    sp: bool = False
+    recompute: bool = False
+    offload: tuple[str, ...] = ()
+
+
 def describe(plan: Plan) -> str:
-    """The plan in one line: ``2 replicas x 4 shards (params), recompute, 2 microbatches``."""
-    several = len(plan.stages) > 1
-    known = {id(each): _describe_layer(each, several) for each in plan.layer_plans.values()}
-    counts = Counter(known[id(each)] for each in plan.layer_plans.values())
-    if len(counts) == 1:
-        how = next(iter(counts))
-    else:
-        how = "; ".join(f"{count(n, 'layer')}: {text}" for text, n in counts.most_common())
-    passes = count(plan.microbatches, "microbatch", "microbatches")
-    n_ranks = len({each for stage in plan.stages for each in stage.placements})
-    sizes = [len(stage.layers) for stage in plan.stages]
-    stages = describe_stages(sizes, n_ranks, plan.order_name, len(plan.token_slices))
-    return f"{stages + ', ' if several else ''}{how}, {passes}"
+    """The plan in one line: ``2 replicas x 4 shards (params), recompute, 2 microbatches of ..``."""
+    known = {id(each): _way(each) for each in plan.layer_plans.values()}
+    stages = ""
+    if len(plan.stages) > 1:
+        n_ranks = len({each for stage in plan.stages for each in stage.placements})
+        sizes = [len(stage.layers) for stage in plan.stages]
+        stages = describe_stages(sizes, n_ranks, plan.order_name, len(plan.token_slices))
+    return describe_step(
+        Counter(known[id(each)] for each in plan.layer_plans.values()),
+        stages=stages,
+        microbatches=plan.microbatches,
+        global_batch=plan.global_batch,
+    )
+
+
+def describe_step(
+    ways: Mapping[Way, int], *, stages: str, microbatches: int, global_batch: int
+) -> str:
+    """A step in one line, from how many layers run in which way; `stages` in words, or empty.
+
+    >>> ways = {Way(degrees=(("shard", 4), ("tp", 2)), data=4, level="grads"): 6}
+    >>> describe_step(ways, stages="", microbatches=2, global_batch=64)
+    '4 shards (grads) x 2 tp, 2 microbatches of 8 samples'
+    """
+    layers: Counter[str] = Counter()
+    for way, n in ways.items():
+        layers[describe_way(way, " each" if stages else "")] += n
+    alike = len(layers) == 1
+    parts = [stages] if stages else []
+    parts += [text if alike else f"{count(n, 'layer')}: {text}" for text, n in layers.most_common()]
+    passes = count(microbatches, "microbatch", "microbatches")
+    parts.append(passes + _samples({way.data for way in ways}, microbatches, global_batch))
+    return (", " if alike else "; ").join(parts)
+
+
+def describe_way(way: Way, each: str = "") -> str:
+    """A way in words: ``2 replicas x 4 shards (params), recompute``; `each` follows one device."""
+    parts = []
+    for axis, n in way.degrees:
+        level = f" ({'batch' if way.level == 'none' else way.level})" if axis == "shard" else ""
+        parts.append(f"{n} {_PLURAL.get(axis, axis)}{level}")
+    text = " x ".join(parts) or f"1 device{each}"
+    for name in ("sp", "recompute"):
+        if getattr(way, name):
+            text += f", {name}"
+    return text + "".join(f", {what} offloaded" for what in way.offload)
 
 
 def describe_stages(sizes: Sequence[int], n_ranks: int, order: str, n_slices: int = 0) -> str:
@@ -49,20 +101,24 @@ def describe_stages(sizes: Sequence[int], n_ranks: int, order: str, n_slices: in
     return f"{n_stages} stages{ranks}{name}{slices}"
 
 
-def _describe_layer(layer_plan: LayerPlan, several: bool) -> str:
+def _way(layer_plan: LayerPlan) -> Way:
     split = layer_plan.split
-    parts = []
-    for axis in axes(split):
-        name = _PLURAL.get(axis, axis)
-        parts.append(f"{degree(split, axis)} {name}")
-    if not parts:
-        parts = ["1 device each" if several else f"device {devices(split)[0]}"]
-    text = " x ".join(parts)
-    if degree(split, "shard") > 1:
-        text += f" ({'batch' if layer_plan.level == 'none' else layer_plan.level})"
-    for name in ("sp", "recompute"):
-        if getattr(layer_plan, name):
-            text += f", {name}"
-    for what in sorted(layer_plan.offload):
-        text += f", {what} offloaded"
-    return text
+    even = even_degrees(split)
+    return Way(
+        degrees=tuple((axis, degree(split, axis)) for axis in axes(split)),
+        data=even.data if even is not None else None,
+        level=layer_plan.level,
+        sp=layer_plan.sp,
+        recompute=layer_plan.recompute,
+        offload=tuple(sorted(layer_plan.offload)),
+    )
+
+
+def _samples(data: set[int | None], microbatches: int, global_batch: int) -> str:
+    """Samples of the largest microbatch, where it is the same for all layers."""
+    parts = next(iter(data)) if len(data) == 1 else None
+    if parts is None or microbatches < 1:
+        return ""
+    most = math.ceil(math.ceil(global_batch / parts) / microbatches)
+    up_to = "up to " if global_batch % (parts * microbatches) else ""
+    return f" of {up_to}{count(most, 'sample')}"

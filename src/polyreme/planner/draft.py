@@ -9,11 +9,10 @@ from collections.abc import Mapping
 import msgspec
 
 from ..errors import ConfigError, Violation
-from ..plan.describe import describe_stages
-from ..plan.grid import Degrees, even_degrees, rows_of
+from ..plan.describe import Way, describe_stages, describe_step, describe_way
+from ..plan.grid import INNER_AXES, Degrees, even_degrees, rows_of
 from ..plan.ir import Level, Plan
 from ..plan.order.kind import Ranks
-from ..units import count
 
 
 class Strategy(msgspec.Struct, frozen=True, kw_only=True):
@@ -209,34 +208,32 @@ def read_draft(plan: Plan) -> Draft:
 
 
 def describe_draft(draft: Draft) -> str:
-    """The draft in one line, for those that lose."""
+    """The draft in one line, as the plan that it becomes is described."""
     counts = Counter(draft.strategies.values())
-    how = "; ".join(
-        (f"{count(n, 'layer')}: " if len(counts) > 1 else "") + describe_strategy(strategy)
-        for strategy, n in counts.most_common()
-    )
-    passes = count(draft.microbatches, "microbatch", "microbatches")
     stages = ""
     if draft.stages:
-        n_slices = len(draft.token_slices)
         sizes = [len(names) for names in draft.stages]
-        stages = f"{describe_stages(sizes, draft.pp, draft.order, n_slices)}, "
-    of = f" of {count(draft.microbatch, 'sample')}" if draft.is_alike else ""
-    return f"{stages}{how}, {passes}{of}"
+        stages = describe_stages(sizes, draft.pp, draft.order, len(draft.token_slices))
+    return describe_step(
+        {_way(strategy): n for strategy, n in counts.items()},
+        stages=stages,
+        microbatches=draft.microbatches,
+        global_batch=draft.global_batch,
+    )
 
 
 def describe_strategy(strategy: Strategy) -> str:
     """``2 replicas x 4 shards (params), recompute``."""
-    parts = []
-    if strategy.replica > 1 or strategy.shard == 1:
-        parts.append(f"{strategy.replica} replica" + ("s" if strategy.replica > 1 else ""))
-    if strategy.shard > 1:
-        level = "batch" if strategy.level == "none" else strategy.level
-        parts.append(f"{strategy.shard} shards ({level})")
-    if strategy.cp > 1:
-        parts.append(f"{strategy.cp} cp")
-    if strategy.tp > 1:
-        parts.append(f"{strategy.tp} tp")
-    said = " x ".join(parts) + (", sp" if strategy.sp else "")
-    said += ", recompute" if strategy.recompute else ""
-    return said + (", optimizer offloaded" if strategy.offload else "")
+    return describe_way(_way(strategy))
+
+
+def _way(strategy: Strategy) -> Way:
+    degrees = ((axis, getattr(strategy, axis)) for axis in INNER_AXES)
+    return Way(
+        degrees=tuple((axis, n) for axis, n in degrees if n > 1),
+        data=strategy.data,
+        level=strategy.level,
+        sp=strategy.sp,
+        recompute=strategy.recompute,
+        offload=("optimizer",) if strategy.offload else (),
+    )

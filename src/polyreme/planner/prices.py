@@ -34,6 +34,9 @@ class Timing(Protocol):
     def ordered(self, draft: Draft) -> Draft:
         """The draft with its actions, and how it exchanges."""
 
+    def sliced(self, draft: Draft) -> Draft:
+        """The draft with the tokens of each slice, where the cost says how many."""
+
     def costs(self, draft: Draft) -> Costs:
         """Of each stage's passes over one microbatch."""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from decimal import Decimal
 
 import msgspec
 import numpy as np
@@ -18,7 +19,7 @@ from ..plan.options import Parallel
 from ..plan.order import ANY, families
 from ..profile.fit import Fit
 from ..profile.record import Profile
-from ..units import show_bytes, show_seconds
+from ..units import apart, show_bytes, show_seconds
 from .account import estimate, front
 from .cost.data import StepTime
 from .cost.exchange import usual
@@ -122,10 +123,10 @@ def search(
         out_of_time=not (swept.whole and by_hand.whole),
         search_s=time.monotonic() - start_s,
         candidates=len(candidates),
-        rejected=_rejected(candidates),
+        rejected=_rejected(candidates, prices),
         unused_devices=tuple(range(best.draft.n_devices, cluster.n_devices)),
         played=sum(candidate.played for candidate in candidates),
-        front=front(candidate.point for candidate in candidates),
+        front=front(_point(candidate, prices) for candidate in candidates),
     )
     return (msgspec.structs.replace(plans[0], search=record), *plans[1:])
 
@@ -162,16 +163,6 @@ class Candidate(msgspec.Struct, frozen=True, kw_only=True):
     time: StepTime
     room: Room
     played: bool
-
-    @property
-    def point(self) -> Point:
-        """Its place among the others."""
-        return Point(
-            step_s=self.time.step_s,
-            peak_bytes=sum(self.room.need_bytes.values()),
-            plan=describe_draft(self.draft),
-            fits=self.room.fits,
-        )
 
 
 def price(
@@ -281,13 +272,28 @@ def _fitting(prices: Prices, draft: Draft) -> Fitting:
     return prices.pricing(draft).fitting
 
 
-def _rejected(candidates: Sequence[Candidate]) -> tuple[Rejected, ...]:
+def _point(candidate: Candidate, prices: Prices) -> Point:
+    """Its place among the others."""
+    return Point(
+        step_s=candidate.time.step_s,
+        peak_bytes=sum(candidate.room.need_bytes.values()),
+        plan=_line(candidate.draft, prices),
+        fits=candidate.room.fits,
+    )
+
+
+def _rejected(candidates: Sequence[Candidate], prices: Prices) -> tuple[Rejected, ...]:
     """All but the best, each with why it lost."""
     best_s = candidates[0].time.step_s
     return tuple(
-        Rejected(plan=describe_draft(candidate.draft), reason=_reason(candidate, best_s))
+        Rejected(plan=_line(candidate.draft, prices), reason=_reason(candidate, best_s))
         for candidate in candidates[1:]
     )
+
+
+def _line(draft: Draft, prices: Prices) -> str:
+    """The draft in one line, with the slices of tokens that it is priced with."""
+    return describe_draft(prices.pricing(draft).cost.sliced(draft))
 
 
 def _reason(candidate: Candidate, best_s: float) -> str:
@@ -300,15 +306,14 @@ def _reason(candidate: Candidate, best_s: float) -> str:
         )
     if f"{step_s:.12g}" == f"{best_s:.12g}":
         return f"as fast ({show_seconds(step_s)}), but less simple"
-    share = step_s / best_s - 1
-    return (
-        f"slower: {show_seconds(step_s)} against {show_seconds(best_s)} (+{_digits(100 * share)} %)"
-    )
+    more = f"{_digits(100 * (step_s / best_s - 1))} %"
+    this, best = apart((step_s, best_s), show_seconds)
+    return f"slower: by {more}" if this == best else f"slower: {this} against {best} (+{more})"
 
 
 def _digits(value: float) -> str:
     """Two of them, without an exponent."""
-    return f"{float(f'{value:.2g}'):.10g}"
+    return f"{Decimal(f'{value:.2g}'):f}"
 
 
 def _infeasible(best: Candidate, problem: Problem, prices: Prices) -> Infeasible:
@@ -320,7 +325,7 @@ def _infeasible(best: Candidate, problem: Problem, prices: Prices) -> Infeasible
     )
     kind = fitting.cluster.type_of(room.device).name
     return Infeasible(
-        plan=describe_draft(draft),
+        plan=_line(draft, prices),
         layer=tightest,
         layer_bytes=fitting.memory.layer_bytes(tightest, draft, fitting.profile),
         device=f"device {room.device} ({kind})",

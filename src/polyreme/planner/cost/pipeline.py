@@ -159,8 +159,7 @@ class StepCost:
 
     def ordered(self, draft: Draft) -> Draft:
         """The draft with the actions of its order, for stages as they are, and its exchanges."""
-        if self._uncut(draft):
-            draft = msgspec.structs.replace(draft, token_slices=self._slices.best(draft))
+        draft = self.sliced(draft)
         workload = self.data.memory.workload
         synchronous = draft.order not in ORDERS or ORDERS[draft.order].synchronous
         if draft.stages:
@@ -170,6 +169,12 @@ class StepCost:
             return usual(draft)
         cost = self.sketched if is_long(draft) else self
         return tuned(draft, cost, parts=workload.by_entry and synchronous)
+
+    def sliced(self, draft: Draft) -> Draft:
+        """The draft with the tokens of each slice, where the cost model says how many."""
+        if not self._uncut(draft):
+            return draft
+        return msgspec.structs.replace(draft, token_slices=self._slices.best(draft))
 
     def _uncut(self, draft: Draft) -> bool:
         """Whether the cost model says how many tokens each slice has."""

@@ -65,6 +65,11 @@ class UnlikeCost:
         actions = order.actions(draft.pp, draft.microbatches, self.costs(draft))
         return msgspec.structs.replace(draft, actions=actions)
 
+    @staticmethod
+    def sliced(draft: Draft) -> Draft:
+        """The draft as it is: slices of tokens, if its order has any, are even."""
+        return draft
+
     def costs(self, draft: Draft) -> Costs:
         """Of each stage's passes over one microbatch, with what moves between its layers."""
         stages = draft.stages or (tuple(draft.strategies),)
