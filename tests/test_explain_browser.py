@@ -39,10 +39,11 @@ def test_pages_of_plans_show_everything_ask_for_nothing_and_fit_a_phone(tmp_path
     priced = _page(tmp_path, "priced", Parallel(pp=2), batch=16, searched=False)
     pages = {
         "wide": (short, 1440),
-        "narrow": (short, 390),
+        "narrow": (short, 360),
+        "middle": (short, 800),
         "long": (long, 1024),
-        "one-stage": (one, 390),
-        "priced": (priced, 390),
+        "one-stage": (one, 360),
+        "priced": (priced, 360),
     }
     found, console = look_at(pages, tmp_path)
     assert console == ""
@@ -52,5 +53,7 @@ def test_pages_of_plans_show_everything_ask_for_nothing_and_fit_a_phone(tmp_path
         assert answer["width"] == pages[name][1], name
         assert answer["overflow"] <= 0, name
         assert answer["requests"] == [], name
+        panels = {"passes of each rank"} if pages[name][1] < 1000 else set()
+        assert {*answer["scrolling"]} <= panels, name
         wanted = SECTIONS[:4] if name == "priced" else SECTIONS
         assert answer["sections"] == wanted, name

@@ -332,13 +332,3 @@ def test_the_front_names_what_does_not_fit_and_counts_what_was_played(tmp_path):
     verdicts = [row[-1] for row in page.tables["the front"][1:]]
     assert verdicts.count("chosen") == 1
     assert "does not fit" in verdicts
-
-
-def test_a_plan_off_the_front_is_marked_all_the_same(pipeline, tmp_path):
-    """Of equally fast plans the plainer wins, and it may take more memory."""
-    plan = pipeline[0]
-    points = tuple(replace(p, step_s=p.step_s * 0.9) for p in plan.search.front)
-    plan = replace(plan, search=replace(plan.search, front=points))
-    _, page = explained((plan,), tmp_path)
-    rows = page.tables["the front"][1:]
-    assert [row[1] for row in rows if row[-1] == "chosen"] == ["(chosen)"]

@@ -41,6 +41,11 @@ addEventListener("load", () => setTimeout(() => {
   parent.postMessage({
     name: window.name, plots, errors, ready: "ready" in root.dataset,
     overflow: root.scrollWidth - root.clientWidth, width: innerWidth,
+    scrolling: (document.querySelectorAll("details").forEach((fold) => { fold.open = true; }),
+      [...document.querySelectorAll("body *")]
+        .filter((box) => ["auto", "scroll"].includes(getComputedStyle(box).overflowX)
+          && box.scrollWidth > box.clientWidth)
+        .map((box) => box.getAttribute("aria-label") || box.className)),
     requests: performance.getEntriesByType("resource").map((entry) => entry.name),
     sections: [...document.querySelectorAll("section")]
       .filter((section) => section.offsetHeight > 0).map((section) => section.id),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from ..units import show_bytes, show_seconds
+from ..units import apart, show_bytes, show_seconds
 from .describe import describe
 from .grid import grid_of
 from .ir import MEMORY_CAUSES, Estimate, Plan, Search, degree
@@ -22,28 +22,30 @@ HEADER = (
     *MEMORY_CAUSES,
     "why not first",
 )
+_NO_NUMBERS = ("",) * (len(HEADER) - 2)
 
 
 def rows(plans: Sequence[Plan]) -> list[tuple[str, ...]]:
     """A row a plan, under `HEADER`; plans best first, the first with the record of the search."""
-    return _rows(plans[0], _ranked(plans)) if plans else []
+    return rows_of(plans[0], _ranked(plans)) if plans else []
 
 
 def _ranked(plans: Sequence[Plan]) -> list[Row]:
     return [Row(plan=describe(plan), estimate=plan.estimate) for plan in plans]
 
 
-def _rows(best: Plan, ranked: Sequence[Row]) -> list[tuple[str, ...]]:
+def rows_of(best: Plan, ranked: Sequence[Row]) -> list[tuple[str, ...]]:
+    """The same of the best plans as they stand in a file; steps in digits that tell them apart."""
     reasons = ["", *(lost.reason for lost in best.search.rejected)] if best.search else []
+    step_of = iter(apart([each.estimate.step_s for each in ranked if each.estimate], show_seconds))
     return [
-        (*row_of(row), reasons[index] if index < len(reasons) else "")
+        (
+            row.plan,
+            *(_numbers(row.estimate, next(step_of)) if row.estimate else _NO_NUMBERS),
+            reasons[index] if index < len(reasons) else "",
+        )
         for index, row in enumerate(ranked)
     ]
-
-
-def row_of(row: Row) -> tuple[str, ...]:
-    """The cells of a plan under `HEADER`, but the last."""
-    return (row.plan, *_numbers(row.estimate))
 
 
 def lost(plans: Sequence[Plan]) -> list[tuple[str, str]]:
@@ -129,7 +131,7 @@ def text(plans: Sequence[Plan], *, most_lost: int | None = None) -> str:
 def text_of(best: Plan, ranked: Sequence[Row], *, most_lost: int | None = None) -> str:
     """The same of the best plans as they stand in a file."""
     lines = [summary_of(best)]
-    for number, (row, each) in enumerate(zip(_rows(best, ranked), ranked, strict=True), start=1):
+    for number, (row, each) in enumerate(zip(rows_of(best, ranked), ranked, strict=True), start=1):
         entry = dict(zip(HEADER, row, strict=True))
         causes = ", ".join(f"{cause} {entry[cause]}" for cause in MEMORY_CAUSES if entry[cause])
         waits = _waiting(best) if number == 1 else ""
@@ -137,7 +139,7 @@ def text_of(best: Plan, ranked: Sequence[Row], *, most_lost: int | None = None) 
         lines += [
             f"{number}. {entry['plan']}",
             f"   step {entry['step']}: compute {entry['compute']}{waits}, {exposed}",
-            f"   memory {entry['peak memory']}{_of_capacity(each.estimate)}: {causes}",
+            f"   memory {_of_capacity(each.estimate)}: {causes}",
         ]
         if (missing := _missing_bytes(each.estimate)) > 0:
             lines.append(f"   does not fit: {show_bytes(missing)} are missing")
@@ -169,16 +171,17 @@ def _missing_bytes(estimate: Estimate | None) -> float:
 
 
 def _of_capacity(estimate: Estimate | None) -> str:
-    have = estimate.peak_capacity_bytes if estimate else None
-    return f" of {show_bytes(have)}" if have is not None else ""
-
-
-def _numbers(estimate: Estimate | None) -> tuple[str, ...]:
+    """What the fullest device needs, of what it has."""
     if estimate is None:
-        return ("",) * (len(HEADER) - 2)
+        return ""
+    need, have = sum(estimate.peak_bytes.values()), estimate.peak_capacity_bytes
+    return " of ".join(apart([need, *([] if have is None else [have])], show_bytes))
+
+
+def _numbers(estimate: Estimate, step: str) -> tuple[str, ...]:
     peak = estimate.peak_bytes
     return (
-        show_seconds(estimate.step_s),
+        step,
         show_seconds(estimate.compute_s),
         show_seconds(estimate.exposed_comm_s),
         show_seconds(estimate.comm_s),

@@ -6,12 +6,15 @@ from collections.abc import Sequence
 
 import msgspec
 
+from ..plan.describe import describe
 from ..plan.ir import Plan, Point
+from ..units import apart, show_bytes, show_seconds
 from .drawing import escaped
 from .scale import Scale, around, size_marks, time_marks
 from .words import percent, seconds, size
 
 LEFT, RIGHT, TOP, BOTTOM = 74, 24, 22, 46
+MARK_W = 64  # of a time below the drawing
 NEAR = 15.0  # pixels at which a number would lie on another
 
 
@@ -35,20 +38,26 @@ def front(plan: Plan, width: int, height: int) -> Front | None:
     chosen = _chosen(points, estimate.step_s)
     if chosen is None:
         won = Point(
-            step_s=estimate.step_s, peak_bytes=sum(estimate.peak_bytes.values()), plan="(chosen)"
+            step_s=estimate.step_s,
+            peak_bytes=sum(estimate.peak_bytes.values()),
+            plan=describe(plan),
         )
         points = sorted([*points, won], key=lambda point: (point.step_s, point.peak_bytes))
         chosen = points.index(won)
+    steps = apart([point.step_s for point in points], show_seconds)
+    sizes = apart([point.peak_bytes for point in points], show_bytes)
     rows = [
         (
             f"{number}",
             point.plan,
-            seconds(point.step_s),
+            step,
             _slower(point.step_s / estimate.step_s - 1),
-            size(point.peak_bytes),
+            need,
             "chosen" if number - 1 == chosen else "fits" if point.fits else "does not fit",
         )
-        for number, point in enumerate(points, start=1)
+        for number, (point, step, need) in enumerate(
+            zip(points, steps, sizes, strict=True), start=1
+        )
     ]
     capacity = estimate.peak_capacity_bytes
     svg = _svg(points, chosen, capacity, width, height) if len(points) > 1 else ""
@@ -79,7 +88,7 @@ def _svg(
     path = f"M{spots[0][0]:.1f} {spots[0][1]:.1f}" + "".join(
         f"H{x:.1f}V{y:.1f}" for x, y in spots[1:]
     )
-    body = [_across(times, height), _upward(sizes, width)]
+    body = [_across(times, width, height), _upward(sizes, width)]
     line_y = None
     if near and capacity is not None:
         line_y = sizes(capacity)
@@ -96,8 +105,8 @@ def _svg(
     )
 
 
-def _across(times: Scale, height: int) -> str:
-    unit, found = time_marks(times, 9)
+def _across(times: Scale, width: int, height: int) -> str:
+    unit, found = time_marks(times, width // MARK_W)
     low = height - BOTTOM
     lines = [
         f'<path class="grid-line" d="M{times(value):.1f} {TOP}V{low}"/>'

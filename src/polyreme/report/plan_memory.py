@@ -9,7 +9,7 @@ import msgspec
 from ..plan.grid import Degrees, Grid, Rows
 from ..plan.ir import MEMORY_CAUSES
 from ..plan.step import Step
-from ..units import count
+from ..units import apart, count, show_bytes
 from .facts import Share
 from .words import clipped, percent, runs_of, size
 
@@ -28,10 +28,22 @@ class Bar(msgspec.Struct, frozen=True, kw_only=True):
     causes: tuple[Share, ...]
 
     @property
+    def amounts(self) -> tuple[str, str]:
+        """What they need and have, in digits that tell these apart."""
+        need, have = apart((self.need_bytes, self.have_bytes), show_bytes)
+        return need, have
+
+    @property
+    def left(self) -> str:
+        """``20.6 GiB free``, or how much is missing."""
+        left = self.have_bytes - self.need_bytes
+        return f"{size(abs(left))} {'free' if left >= 0 else 'missing'}"
+
+    @property
     def said(self) -> str:
         """``59.4 GiB of 80 GiB (74 %)``."""
         share = percent(self.need_bytes / self.have_bytes) if self.have_bytes else "all"
-        return f"{size(self.need_bytes)} of {size(self.have_bytes)} ({share})"
+        return f"{' of '.join(self.amounts)} ({share})"
 
 
 class Bars(msgspec.Struct, frozen=True, kw_only=True):

@@ -10,12 +10,12 @@ from markupsafe import Markup
 
 from .. import runlog
 from ..plan.describe import describe
-from ..plan.explain import HEADER, not_run, row_of, unused
+from ..plan.explain import HEADER, not_run, rows_of, unused
 from ..plan.ir import LayerCost, Plan
 from ..plan.step import Step
 from ..plan.store import Row
 from ..plan.trace import KINDS
-from ..units import count
+from ..units import apart, count, show_bytes, show_seconds
 from .facts import Share
 from .front import front
 from .page import Sections, fill
@@ -57,7 +57,7 @@ def render_plan(plan: Plan, step: Step, top: Sequence[Row], out: Path) -> Path:
     Raises RunError where the disk is full.
     """
     drawn = timeline(step, WIDE) if len(plan.stages) > 1 else None
-    won = front(plan, 620, 330)
+    won, narrow = front(plan, 620, 330), front(plan, 320, 300)
     page = fill(
         "plan.html",
         [],
@@ -82,6 +82,7 @@ def render_plan(plan: Plan, step: Step, top: Sequence[Row], out: Path) -> Path:
         layers=[_layer_row(each) for each in step.estimate.layers],
         front=won,
         front_svg=Markup(won.svg) if won else "",
+        front_narrow=Markup(narrow.svg) if narrow else "",
         front_said=_front_said(plan),
         side_heads=["", *(f"{place}" for place in range(1, len(top) + 1))],
         side=_side_by_side(plan, top),
@@ -110,6 +111,7 @@ def _facts(plan: Plan, step: Step) -> list[Fact]:
         rate = Fact(label="samples a second", value=number(samples_s, 4))
     types = dict.fromkeys(each.device_type for each in estimate.capacity)
     peak, have = sum(estimate.peak_bytes.values()), estimate.peak_capacity_bytes or 0
+    need, has = apart((peak, have), show_bytes)
     exposed = percent(estimate.exposed_comm_s / estimate.step_s)
     facts = [
         Fact(
@@ -125,18 +127,18 @@ def _facts(plan: Plan, step: Step) -> list[Fact]:
         ),
         Fact(
             label="memory of the fullest device",
-            value=size(peak),
-            note=f"of {size(have)}, {percent(peak / have) if have else 'all'}",
+            value=need,
+            note=f"of {has}, {percent(peak / have) if have else 'all'}",
         ),
     ]
     if search is not None:
         proof = "proved least" if search.proved else "not proved least"
+        least, bound = apart((search.objective_s, search.bound_s), show_seconds)
         facts.append(
             Fact(
                 label="objective",
                 value=proof,
-                note=f"{seconds(search.objective_s)} by the order's closed form; none is below "
-                f"{seconds(search.bound_s)}",
+                note=f"{least} by the order's closed form; none is below {bound}",
             )
         )
         facts.append(
@@ -234,12 +236,7 @@ def _front_said(plan: Plan) -> str:
 
 def _side_by_side(plan: Plan, top: Sequence[Row]) -> list[tuple[str, ...]]:
     """A row a figure, a column a plan; figures that no plan has are left out."""
-    reasons = ["", *(each.reason for each in plan.search.rejected)] if plan.search else [""]
-    columns = [
-        (*row_of(row), reasons[place] if place < len(reasons) else "")
-        for place, row in enumerate(top)
-    ]
-    rows = zip(HEADER, *columns, strict=True)
+    rows = zip(HEADER, *rows_of(plan, top), strict=True)
     return [row for row in rows if any(row[1:])]
 
 
