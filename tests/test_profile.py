@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import msgspec
@@ -161,6 +162,26 @@ def test_an_unknown_peak_is_named_and_never_guessed() -> None:
     assert violation.path == "cluster.device_types.V100.peak_flops.bf16"
     assert "fp32" in violation.legal
     assert "fp16" not in violation.legal  # known, and no precision of a run
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "fp64"])
+def test_a_type_without_a_figure_for_any_precision_left_its_user_stuck(
+    precision: str, tmp_path: Path
+) -> None:
+    """The lines that the message gives make a cluster file that can be planned for."""
+    cluster = parse_preset("20xAscend-910A")
+    with pytest.raises(ConfigError) as caught:
+        assume(tiny_graph("linear"), cluster, precision)
+    (violation,) = caught.value.violations
+    assert "known: fp16 256 Tflops/s, which no run trains in" in violation.rule
+    lines = re.search(r"with the lines (device_types = .+) and (hosts = .+?); ", violation.legal)
+    assert lines is not None
+    given = tmp_path / "cluster.toml"
+    given.write_text("\n".join(lines.groups()).replace("NUMBER", "200"))
+    with_figure = read(given)
+    assert with_figure.n_devices == cluster.n_devices
+    assert with_figure.intra == cluster.intra
+    assert assume(tiny_graph("linear"), with_figure, precision).assumed
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16", "fp64"])

@@ -7,12 +7,15 @@ memory bandwidth (roofline: Williams, Waterman and Patterson 2009). Collectives 
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping
 
 from ..cluster.detect import CPU
+from ..cluster.presets import PRESETS
 from ..cluster.types import Cluster, DeviceType
-from ..errors import ConfigError, Violation
+from ..errors import ConfigError, Violation, literal
 from ..graph.layer import Layer, LayerGraph
+from ..units import show_flops
 from .fit import ring_s
 from .record import Collective, CollectiveTimes, LayerTimes, Profile
 from .saved import SavedBytes, compute_dtype, saved_bytes
@@ -135,21 +138,49 @@ def _slowest(cluster: Cluster, precision: str) -> float:
     for name, kind in cluster.device_types.items():
         peak = kind.peak_flops.get(precision, CPU_FLOPS if kind.name == CPU else None)
         if peak is None:
-            known = ", ".join(name for name in _TRAINED if name in kind.peak_flops) or "none"
-            violations.append(
-                Violation(
-                    path=f"cluster.device_types.{name}.peak_flops.{precision}",
-                    value=None,
-                    rule="is not known, so no cost can be assumed",
-                    legal="dense flops per second in a cluster file (--cluster FILE), a "
-                    f"train.precision with a known peak ({known}), or a measured profile",
-                )
-            )
+            violations.append(_unknown(cluster, name, precision))
         else:
             peaks.append(peak)
     if violations:
         raise ConfigError(violations)
     return min(peaks)
+
+
+def _unknown(cluster: Cluster, name: str, precision: str) -> Violation:
+    """What is known of a type instead of the figure, and how to give it."""
+    peaks = cluster.device_types[name].peak_flops
+    known = ", ".join(f"{dtype} {show_flops(peak)}/s" for dtype, peak in peaks.items())
+    rule = "is not known, so no cost can be assumed"
+    trained = [dtype for dtype in _TRAINED if dtype in peaks]
+    others = f"train.precision = {' or '.join(map(literal, trained))}" if trained else ""
+    if not trained and known:
+        rule += f" (known: {known}, which no run trains in)"
+    elif known:
+        rule += f" (known: {known})"
+    figure = f"the dense figure of the vendor's sheet {_where_given(cluster, name, precision)}"
+    measured = "a profile measured on such devices (polyreme profile there, --profile FILE here)"
+    return Violation(
+        path=f"cluster.device_types.{name}.peak_flops.{precision}",
+        value=None,
+        rule=rule,
+        legal="; ".join(filter(None, (others, figure, measured))),
+    )
+
+
+def _where_given(cluster: Cluster, name: str, precision: str) -> str:
+    """The lines of a cluster file that give a peak; all of it where a preset has the rest."""
+    peak = {precision: "NUMBER Tflops"}
+    if {*cluster.device_types} != {name} or all(each.device.name != name for each in PRESETS):
+        line = f"peak_flops = {literal(peak)}"
+        return f"in a cluster file (--cluster FILE), {line} under [device_types.{name}]"
+    types = {name: {"preset": name, "peak_flops": peak}}
+    alike = Counter(host.n_devices for host in cluster.hosts)
+    hosts = [
+        {"device_type": name, "devices": n, **({"count": count} if count > 1 else {})}
+        for n, count in alike.items()
+    ]
+    lines = f"device_types = {literal(types)} and hosts = {literal(hosts)}"
+    return f"in a cluster file (--cluster FILE) with the lines {lines}"
 
 
 def _bandwidth(kind: DeviceType) -> float:
