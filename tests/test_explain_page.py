@@ -332,3 +332,16 @@ def test_the_front_names_what_does_not_fit_and_counts_what_was_played(tmp_path):
     verdicts = [row[-1] for row in page.tables["the front"][1:]]
     assert verdicts.count("chosen") == 1
     assert "does not fit" in verdicts
+
+
+def test_bars_had_no_figure_for_each_cause(pipeline, tmp_path):
+    """They stood in tips alone, which a phone does not show."""
+    _, page = explained(pipeline, tmp_path)
+    said = " ".join(page.text.split())
+    for bar in memory_bars(play_plan(pipeline[0])).shown:
+        causes = " ".join(f"{each.name} {show_bytes(each.amount)}" for each in bar.causes)
+        free = show_bytes(bar.have_bytes - bar.need_bytes)
+        need, have = show_bytes(bar.need_bytes), show_bytes(bar.have_bytes)
+        assert re.sub(r"\s", "", f"{need} of {have} {causes} {free} free") in re.sub(
+            r"\s", "", said
+        )

@@ -10,7 +10,7 @@ from markupsafe import Markup
 
 from ..plan.describe import describe
 from ..plan.ir import Plan
-from ..units import count
+from ..units import apart, count, show_seconds
 from . import figures, tables, trouble
 from .attempts import attempts
 from .beside import beside
@@ -224,14 +224,20 @@ def _best(run: Run) -> list[tuple[str, str, str]]:
             inner.get("estimate") if isinstance(inner, Mapping) else None
         )
         found.append((line, *_estimate(estimate)))
-    return found
+    steps = apart([step_s for _, step_s, _ in found if step_s is not None], show_seconds)
+    step_of = iter(steps)
+    return [
+        (line, seconds(None) if step_s is None else next(step_of), memory)
+        for line, step_s, memory in found
+    ]
 
 
-def _estimate(estimate: object) -> tuple[str, str]:
+def _estimate(estimate: object) -> tuple[float | None, str]:
+    """Seconds of a step, and the memory of the fullest device in words."""
     if not isinstance(estimate, Mapping):
-        return (seconds(None), size(None))
+        return None, size(None)
     memory = [sum(causes.values()) for causes in estimate.get("memory", ())]
-    return (seconds(estimate.get("step_s")), size(max(memory, default=None)))
+    return estimate.get("step_s"), size(max(memory, default=None))
 
 
 def _setup(run: Run) -> list[tuple[str, str]]:
