@@ -74,7 +74,7 @@ def test_the_plan_that_training_would_choose_passes_and_writes_nothing(monkeypat
     assert found is not None
     assert found.passed, found.difference
     assert (found.steps, found.dtype) == (2, "float64")
-    assert found.plan == "2 shards (params), 2 microbatches"
+    assert found.plan == "2 shards (params), 2 microbatches of up to 4 samples"
     assert 0 < found.max_grad_error < 1e-12
     assert not list(tmp_path.iterdir())
 
