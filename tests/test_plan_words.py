@@ -31,6 +31,8 @@ replace = msgspec.structs.replace
         ("llama", Parallel(pp=2, order="terapipe", recompute="none")),
         ("llama", Parallel(layouts="unlike", pp=1, recompute="none")),
         ("llama", Parallel(pp=2, tp=2, order="gpipe")),
+        ("llama", Parallel(layouts="unlike", pp=1, cp=2, offload="optimizer")),
+        ("llama", Parallel(layouts="unlike", pp=2, offload="optimizer", recompute="none")),
     ],
 )
 @pytest.mark.parametrize("batch", [12, 13])
@@ -39,6 +41,8 @@ def test_two_lists_named_one_plan_in_two_ways(family, parallel, batch):
     graph = graph_of(family)
     figures = assume(graph, parse("preset:4xH100", "cluster"), "fp32")
     where = cluster(4, memory_bytes=2**34)
+    (kind,) = where.device_types.values()
+    where = replace(where, device_types={kind.name: replace(kind, host_bandwidth_bytes_s=1e9)})
     plans = search(graph, where, figures, workload(batch), parallel, top=40)
     record = plans[0].search
     lines = [describe(plan) for plan in plans]
