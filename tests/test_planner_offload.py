@@ -57,7 +57,7 @@ def test_states_leave_the_device_and_the_update_takes_their_way():
         )
         assert left == {**kept, "optimizer": 0}
         assert (
-            prices.of(1).fitting.memory.host_bytes(_draft(replace(how, offload=True)), 0, 0)
+            prices.of(1).fitting.on_host(_draft(replace(how, offload=True)), 0, 0)
             == kept["optimizer"]
         )
         slower_s = there.cost(_draft(replace(how, offload=True))).update_s
@@ -97,7 +97,7 @@ def test_a_search_offloads_where_states_would_not_fit():
 def test_a_host_that_is_full_takes_no_more():
     figures, how = _profile(), _draft(Strategy(replica=2, offload=True))
     fitting = Prices(GRAPH, _cluster(), figures, workload(4)).of(1).fitting
-    each = fitting.memory.host_bytes(how, 0, 0)
+    each = fitting.on_host(how, 0, 0)
     for host_bytes, fits in ((2 * each, True), (2 * each - 1, False)):
         prices = Prices(GRAPH, _cluster(host_bytes=host_bytes), figures, workload(4))
         for fitting in (prices.of(1).fitting, prices.unlike.fitting):

@@ -9,7 +9,7 @@ import msgspec
 from ..cluster.types import Cluster
 from ..profile.record import Profile
 from .cost.memory import Memory
-from .draft import Draft
+from .draft import Draft, Strategy
 
 
 class Room(msgspec.Struct, frozen=True, kw_only=True):
@@ -63,16 +63,25 @@ class Fitting:
             first += host.n_devices
             if host.memory_bytes is None or not devices:
                 continue
-            need_bytes = sum(self._on_host(draft, *self._place(draft, each)) for each in devices)
+            need_bytes = sum(self.on_host(draft, *self._place(draft, each)) for each in devices)
             yield Room(
                 device=devices[0],
                 have_bytes=host.memory_bytes,
                 need_bytes={f"optimizer in the memory of {host.name}": need_bytes},
             )
 
-    def _on_host(self, draft: Draft, pipe: int, shard_index: int) -> int:
-        """What a device keeps in its host's memory."""
-        return self.memory.host_bytes(draft, shard_index, pipe)
+    def on_host(self, draft: Draft, pipe: int, shard_index: int) -> int:
+        """Bytes that a device keeps in its host's memory."""
+        how = {name: draft.strategies[name] for name in draft.layers_of(pipe)}
+        return sum(
+            self._memory_of(here).layer_storage(name, here, shard_index).optimizer
+            for name, strategy in how.items()
+            if strategy.offload
+            for here in (msgspec.structs.replace(strategy, offload=False),)
+        )
+
+    def _memory_of(self, _: Strategy) -> Memory:
+        return self.memory
 
     def _tightest(self, draft: Draft) -> Room:
         """Of the tightest device.

@@ -151,9 +151,8 @@ class UnlikeFitting(Fitting):
         super().__init__(memory, profile, cluster)
         self._cost = cost
 
-    def _on_host(self, draft: Draft, pipe: int, shard_index: int) -> int:
-        """What a device keeps in its host's memory: as much as the first."""
-        return self._cost.host_bytes(draft, pipe)
+    def _memory_of(self, strategy: Strategy) -> Memory:
+        return self._cost.memory(strategy)
 
     def _tightest(self, draft: Draft) -> Room:
         """Of the tightest device."""

@@ -145,16 +145,6 @@ class Memory:
         held = self._store(index, strategy.parts, at)
         return msgspec.structs.replace(held, optimizer=0) if strategy.offload else held
 
-    def host_bytes(self, draft: Draft, shard_index: int, pipe: int) -> int:
-        """What a device at an index of the shard axis keeps in its host's memory."""
-        how = draft.strategies
-        return sum(
-            self.layer_storage(name, here, shard_index).optimizer
-            for name in draft.layers_of(pipe)
-            if how[name].offload
-            for here in (msgspec.structs.replace(how[name], offload=False),)
-        )
-
     def _stored(self, index: int, parts: int, shard_index: int) -> Storage:
         wide = self.widths
         copy = wide.compute if wide.compute != wide.master else 0

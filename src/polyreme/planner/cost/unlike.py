@@ -24,7 +24,7 @@ from ..draft import Draft, Strategy
 from .data import RankTime, StepTime
 from .exchange import usual
 from .layers import LayerCosts, in_flight
-from .memory import SLACK_SHARE, Storage
+from .memory import SLACK_SHARE, Memory, Storage
 from .message import Message
 
 
@@ -108,7 +108,7 @@ class UnlikeCost:
             alive = beyond = 0.0  # layers after the one that is recomputed have freed theirs
             for name in names if pipe in pipes else ():
                 strategy = draft.strategies[name]
-                memory = self._of(strategy.tp).fitting.memory
+                memory = self.memory(strategy)
                 size = draft.microbatch_of(strategy) / strategy.cp
                 held += memory.layer_storage(name, strategy, 0)
                 times = self._profile.layers[self._graph.layer(name).kind]
@@ -141,16 +141,9 @@ class UnlikeCost:
         anew = sum(found_bytes[cause] for cause in ("activations", "logits", "buffers"))
         return {**found_bytes, "slack": math.ceil(SLACK_SHARE * anew)}
 
-    def host_bytes(self, draft: Draft, pipe: int) -> int:
-        """What a device of a pipeline rank keeps in its host's memory."""
-        how = draft.strategies
-        return sum(
-            memory.layer_storage(name, here, 0).optimizer
-            for name in draft.layers_of(pipe)
-            if how[name].offload
-            for here in (msgspec.structs.replace(how[name], offload=False),)
-            for memory in (self._of(here.tp).fitting.memory,)
-        )
+    def memory(self, strategy: Strategy) -> Memory:
+        """Of layers of so many tensor parts."""
+        return self._of(strategy.tp).fitting.memory
 
     def _stage_s(self, draft: Draft, names: Sequence[str]) -> tuple[float, float, float]:
         """Forward and backward seconds of a stage's layers and of what stands before each.
