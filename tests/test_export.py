@@ -108,8 +108,11 @@ def numbers(tool: str, text: str, plan: Plan) -> dict[str, int]:
         table = json.loads(text)
         tp = table.get("tensor_parallel", {}).get("autotp_size", 1)
         pp = table.get("pipeline", {}).get("stages", 1)
-        batch, each = table["train_batch_size"], table["train_micro_batch_size_per_gpu"]
-        passes = table["gradient_accumulation_steps"]
+        each, passes = (
+            table["train_micro_batch_size_per_gpu"],
+            table["gradient_accumulation_steps"],
+        )
+        batch = table.get("train_batch_size", plan.global_batch)
         data = batch // (each * passes)
         world, seq = data * tp * pp, plan.seq_len
         assert passes == plan.microbatches
@@ -296,6 +299,27 @@ def test_torchs_schedule_of_that_name_plays_the_plans_actions(name, pp, microbat
     ]
     ours = order.actions(pp, microbatches, Costs.equal(pp * order.chunks))
     assert theirs == [[(each.kind, each.stage, each.microbatch) for each in row] for row in ours]
+
+
+@pytest.mark.parametrize("level", ["none", "optimizer", "grads", "params"])
+def test_deepspeed_is_not_told_fp32_gradients_beside_bf16_without_zero(level: str) -> None:
+    """DeepSpeed 0.19 raises NotImplementedError at such a configuration."""
+    table = json.loads(export(made(shard=2, level=level), TOOLS["deepspeed"]).text)
+    whole = level == "none"
+    assert table["bf16"]["enabled"] == (not whole)
+    assert table.get("torch_autocast", {}).get("dtype") == ("bfloat16" if whole else None)
+    assert ("data_types" in table) == ("communication_data_type" in table) == (not whole)
+    fp32 = json.loads(export(made(shard=2, level=level, precision="fp32"), TOOLS["deepspeed"]).text)
+    assert not fp32["bf16"]["enabled"]
+    assert not {"torch_autocast", "data_types"} & set(fp32)
+
+
+@pytest.mark.parametrize("tp", [1, 2])
+def test_deepspeed_is_told_no_batch_that_it_would_check_without_tensor_parts(tp: int) -> None:
+    """Its configuration knows no tensor parts yet when it checks the product of all ranks."""
+    exported = export(made(shard=2, tp=tp, level="grads"), TOOLS["deepspeed"])
+    assert ("train_batch_size" in json.loads(exported.text)) == (tp == 1)
+    assert any("tensor parts" in note for note in exported.notes) == (tp > 1)
 
 
 def test_deepspeeds_stages_are_dealt_evenly() -> None:

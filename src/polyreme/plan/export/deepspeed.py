@@ -3,6 +3,10 @@
 Written against `deepspeed/runtime/config.py` of DeepSpeed 0.18; tensor parts (`tensor_parallel`)
 came with 0.16.4. Stages of a pipeline are an argument of `PipelineModule`: of `pipeline`, the
 engine reads `activation_checkpoint_interval` alone.
+
+Without ZeRO, 0.19 takes no fp32 gradients beside `bf16` (and 0.18 shards states all the same), so
+that bf16 is `torch_autocast` there. Of `train_batch_size`, the configuration is checked before
+AutoTP makes its groups, as if tensor parts were data ranks: it is left out beside them.
 """
 
 from __future__ import annotations
@@ -60,6 +64,8 @@ class DeepSpeed(Tool):
             yield "The model itself has to recompute (gradient_checkpointing_enable() or the like)."
         if sketch.recomputed_ends and sketch.pp == 1:
             yield f"Recomputed in the plan too: {', '.join(sketch.recomputed_ends)}."
+        if sketch.tp > 1:
+            yield "DeepSpeed's own train_batch_size counts tensor parts as data ranks."
         if plan.decouple:
             yield "Gradients are all-reduced in the backward pass; the plan decouples that (DeAR)."
 
@@ -95,14 +101,17 @@ def _config(sketch: Sketch) -> dict[str, Any]:
     if sketch.level != "none":
         zero["overlap_comm"] = plan.overlap
         zero["contiguous_gradients"] = True
+    bf16, whole = plan.precision == "bf16", sketch.level == "none"
     config: dict[str, Any] = {
-        "train_batch_size": plan.global_batch,
+        **({} if sketch.tp > 1 else {"train_batch_size": plan.global_batch}),
         "train_micro_batch_size_per_gpu": sketch.microbatch,
         "gradient_accumulation_steps": plan.microbatches,
-        "bf16": {"enabled": plan.precision == "bf16"},
+        "bf16": {"enabled": bf16 and not whole},
         "zero_optimization": zero,
     }
-    if plan.precision == "bf16":
+    if bf16 and whole:
+        config["torch_autocast"] = {"enabled": True, "dtype": "bfloat16"}
+    elif bf16:
         config["communication_data_type"] = "fp32"
         config["data_types"] = {"grad_accum_dtype": "fp32"}
     if sketch.tp > 1:
