@@ -1,7 +1,8 @@
 """Accelerate: the YAML file of `accelerate launch --config_file`.
 
 Written against `accelerate/commands/config/config_args.py` of Accelerate 1.10, which brought
-`parallelism_config`; FSDP of version 2 came with 1.6.
+`parallelism_config`; FSDP of version 2 came with 1.6. Until 1.10, FSDP2 reduces gradients in each
+pass; from 1.11 on, `accumulate` keeps them whole unless `sync_each_batch` is set.
 """
 
 from __future__ import annotations
@@ -36,7 +37,9 @@ class Accelerate(Tool):
             legal = '"grads" or "params" (parallel.level), or parallel.tp = 1'
             yield wrong("layer_plans", "none", f"level {rule}", legal)
         if sketch.level == "optimizer" and sketch.plan.microbatches > 1:
-            rule = "keeps whole gradients over microbatches, and FSDP2 reduces them in each"
+            rule = (
+                "keeps whole gradients over microbatches, and FSDP2 is told to reduce them in each"
+            )
             yield wrong("layer_plans", "optimizer", rule, '"grads" or "params" (parallel.level)')
         if sketch.recomputes == "some" or (sketch.recomputes == "all" and sketch.level == "none"):
             which = "some blocks" if sketch.recomputes == "some" else "blocks"
@@ -69,6 +72,9 @@ class Accelerate(Tool):
         yield "num_machines, machine_rank and main_process_ip are yours."
         if sketch.level != "none" and plan.precision == "bf16":
             yield "Gradients are reduced in bf16, in the plan in fp32."
+        if sketch.level != "none" and plan.microbatches > 1:
+            how = f"num_steps={plan.microbatches}, sync_each_batch=True"
+            yield f"GradientAccumulationPlugin({how}) is the script's: else gradients stay whole."
         if sketch.level == "grads" and plan.microbatches > 1:
             yield "Parameters are gathered in each microbatch, in the plan once a step."
         if sketch.level == "none" and sketch.data > 1 and plan.bucket_bytes != BUCKET_BYTES:
