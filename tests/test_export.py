@@ -322,6 +322,30 @@ def test_deepspeed_is_told_no_batch_that_it_would_check_without_tensor_parts(tp:
     assert any("tensor parts" in note for note in exported.notes) == (tp > 1)
 
 
+@pytest.mark.parametrize("level", ["none", "grads", "params"])
+@pytest.mark.parametrize("microbatches", [1, 4])
+def test_accelerates_script_is_told_to_shard_gradients_over_passes(level, microbatches) -> None:
+    """Whole gradients at a level that shards them: what `accumulate` does from 1.11 on."""
+    exported = export(made(shard=2, level=level, microbatches=microbatches), TOOLS["accelerate"])
+    said = any("num_steps=4, sync_each_batch=True" in note for note in exported.notes)
+    assert said == (level != "none" and microbatches > 1)
+
+
+@pytest.mark.parametrize(
+    ("how", "said"),
+    [
+        ({"shard": 2, "level": "params", "tp": 2}, "other than 1"),
+        ({"tp": 2}, "to be 1"),
+        ({"shard": 2, "level": "optimizer"}, ""),
+    ],
+)
+def test_megatrons_script_is_told_of_connections_that_it_asserts(how, said) -> None:
+    """Its `validate_args` ends where CUDA_DEVICE_MAX_CONNECTIONS is another."""
+    notes = " ".join(export(made(**how), TOOLS["megatron"]).notes)
+    assert ("CUDA_DEVICE_MAX_CONNECTIONS" in notes) == bool(said)
+    assert said in notes
+
+
 def test_deepspeeds_stages_are_dealt_evenly() -> None:
     assert uniform(10, 4) == (3, 3, 2, 2)
     assert sum(uniform(34, 8)) == 34

@@ -54,6 +54,10 @@ class Megatron(Tool):
     def notes(self, sketch: Sketch) -> Iterator[str]:
         """What its flags do not say."""
         yield "Flags of the model, the data and the optimizer are the script's."
+        if sketch.level in _FSDP:
+            yield "CUDA_DEVICE_MAX_CONNECTIONS has to be other than 1 (Megatron-FSDP)."
+        elif sketch.tp > 1:
+            yield "CUDA_DEVICE_MAX_CONNECTIONS has to be 1 before Blackwell (tensor parts)."
         if sketch.recomputed_ends:
             yield f"Not recomputed here: {', '.join(sketch.recomputed_ends)}."
         if sketch.plan.decouple:
