@@ -331,6 +331,14 @@ def test_accelerates_script_is_told_to_shard_gradients_over_passes(level, microb
     assert said == (level != "none" and microbatches > 1)
 
 
+@pytest.mark.parametrize("shard", [1, 2])
+def test_accelerates_script_is_told_not_to_cut_the_model_over_all_processes(shard: int) -> None:
+    """transformers cuts over all processes, beside which Accelerate finds another tp_size."""
+    notes = export(made(shard=shard, tp=2, level="grads"), TOOLS["accelerate"]).notes
+    assert any("tp_plan" in note for note in notes)
+    assert any("device_mesh" in note for note in notes) == (shard > 1)
+
+
 @pytest.mark.parametrize(
     ("how", "said"),
     [

@@ -82,6 +82,8 @@ class Accelerate(Tool):
             yield f"DistributedDataParallelKwargs(bucket_cap_mb={mib:.1f}) is the script's."
         if sketch.tp > 1:
             yield 'The model is loaded with tp_plan="auto".'
+            if sketch.data > 1:
+                yield "It is given the Accelerator's device_mesh: else all processes are its parts."
         if sketch.recomputed_ends:
             yield f"Not recomputed here: {', '.join(sketch.recomputed_ends)}."
 
