@@ -14,14 +14,17 @@ from polyreme.errors import ConfigError
 from polyreme.plan.check import check
 from polyreme.plan.explain import summary, text, unused
 from polyreme.plan.grid import Degrees
+from polyreme.plan.ir import Costs
 from polyreme.plan.options import Parallel
 from polyreme.plan.order import ORDERS
 from polyreme.plan.order.kind import bottleneck_s
 from polyreme.plan.order.one_f_one_b import OneFOneB
+from polyreme.planner import judge
 from polyreme.planner import search as search_module
 from polyreme.planner.cost import pipeline
 from polyreme.planner.cost.data import DataCost
 from polyreme.planner.cost.exchange import usual
+from polyreme.planner.cost.layers import in_flight
 from polyreme.planner.cost.memory import Memory
 from polyreme.planner.draft import Strategy
 from polyreme.planner.hybrid import spaces
@@ -155,6 +158,23 @@ def test_groups_spread_over_the_hosts_that_they_lie_on():
     assert hosts(replica=2, cp=2, tp=2)["contexts"] == 1
 
 
+@pytest.mark.parametrize("name", [n for n, o in ORDERS.items() if o.in_flight(0, 4, 8) is None])
+def test_of_many_microbatches_as_many_are_alive_as_of_some(name):
+    """Orders that are listed took minutes for hundreds of microbatches, to say the same."""
+    order, pp = ORDERS[name], 2
+    n_stages = len(order.placements(pp))
+    counts = [n for n in (25, 26, 31, 40, 41) if not order.refused(pp, n)]
+    for n in counts:
+        most = [1] * n_stages
+        for own in order.actions(pp, n, Costs.equal(n_stages)):
+            held = [0] * n_stages
+            for action in own:
+                held[action.stage] += (action.kind == "F") - (action.kind in "BW")
+                most[action.stage] = max(most[action.stage], held[action.stage])
+        assert in_flight(order, pp, n_stages, n) == most
+    assert counts
+
+
 def test_every_number_of_pipeline_ranks_is_offered():
     found = list(spaces(GRAPH, cluster(6), workload(), Parallel()))
     assert [space.pp for space in found] == [1, 2, 3, 4, 5, 6]
@@ -194,7 +214,7 @@ def test_a_sketch_is_near_what_is_played_and_never_below():
 
 def test_long_steps_are_ranked_by_sketches_and_the_best_played(monkeypatch):
     by_play = _search(Parallel(pp=2), collective_ms=0.1, top=3)
-    for module in (search_module, pipeline):
+    for module in (judge, pipeline):
         monkeypatch.setattr(module, "is_long", lambda draft: len(draft.stages) > 1)
     by_sketch = _search(Parallel(pp=2), collective_ms=0.1, top=3)
     assert by_sketch[0].estimate.step_s == pytest.approx(by_play[0].estimate.step_s, rel=1e-9)
@@ -202,7 +222,7 @@ def test_long_steps_are_ranked_by_sketches_and_the_best_played(monkeypatch):
 
 def test_no_plan_wins_by_a_sketch_that_leaves_its_sends_out(monkeypatch):
     """What was played must not lose to a closed form that knows no sends, as some orders' do."""
-    for module in (search_module, pipeline):
+    for module in (judge, pipeline):
         monkeypatch.setattr(module, "is_long", lambda draft: len(draft.stages) > 1)
     sendless = lambda *given: bottleneck_s(given[-1], given[-2])  # noqa: E731
     monkeypatch.setattr(OneFOneB, "closed_form_s", sendless)
@@ -290,3 +310,19 @@ def test_any_order_may_be_left_open_where_there_is_no_pipeline():
     assert ORDERS[plan.order_name].chunks == 2
     with pytest.raises(ConfigError, match="is for 3 stages, and there are 2"):
         _search(Parallel(order="any", pp=2, stages=(3, 2, 2)))
+
+
+def test_orders_that_take_long_to_list_end_with_the_time_that_there_is():
+    """A search with any order took minutes more than the minute that it has."""
+    prices = Prices(GRAPH, cluster(4), profile(collective_ms=0), workload(24))
+    drafts = [
+        draft
+        for order in ("1f1b", "zb-auto")
+        for space in spaces(GRAPH, cluster(4), workload(24), Parallel(pp=2, tp=1, order=order))
+        for draft in space.drafts()
+    ]
+    late, early = judge.Judge(prices, 1, end_s=0.0), judge.Judge(prices, 1)
+    assert {each.draft.order for each in late(drafts)} == {"1f1b"}
+    assert not late.whole
+    assert {each.draft.order for each in early(drafts)} == {"1f1b", "zb-auto"}
+    assert early.whole

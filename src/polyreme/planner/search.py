@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from decimal import Decimal
 
 import msgspec
@@ -16,31 +16,27 @@ from ..graph.layer import LayerGraph
 from ..plan.check_played import version_violations
 from ..plan.ir import Plan, Point, Rejected, Search, Workload, hash_inputs
 from ..plan.options import Parallel
-from ..plan.order import ANY, families
+from ..plan.order import ANY
 from ..profile.fit import Fit
 from ..profile.record import Profile
 from ..units import apart, show_bytes, show_seconds
 from .account import estimate, front
-from .cost.data import StepTime
-from .cost.exchange import usual
-from .cost.pipeline import is_long
 from .draft import Draft, describe_draft, read_draft
 from .hybrid import spaces
+from .judge import Candidate, Judge
 from .prices import Prices
 from .refusals import unsliced
-from .room import Fitting, Room
+from .room import Fitting
 from .solve import known
 from .solve.exact import TOLERANCE
 from .solve.grid import grid
-from .space import SHARDED_LEVELS, Space, write_plan
+from .space import Space, write_plan
 from .sweep import Sweep
 from .unlike import unlike_spaces
 from .ways_out import Problem, leanest, ways_out
 
 DEADLINE_S = 60.0
 FEW = 400  # drafts of which each is played
-TUNED_WITHIN = 0.15  # of the best time; tuning gains less
-LEVELS = ("none", *SHARDED_LEVELS)
 CLOSED = frozenset({"gpipe", "1f1b"})  # orders whose closed form is the objective
 
 
@@ -85,10 +81,11 @@ def search(
         least_s = min([value for value, _ in swept.found], default=np.inf)
         swept += more(solve, end_s=start_s + 2 * DEADLINE_S, below=least_s, tell=tell)
     by_hand = sweep(grid, end_s=start_s + DEADLINE_S)
-    drafts = [*_all_alike(offered), *(draft for _, draft in (*by_hand.found, *swept.found))]
-    candidates = _judged(drafts, prices, top)
+    drafts = [*(draft for _, draft in (*swept.found, *by_hand.found)), *_all_alike(offered)]
+    judge = Judge(prices, top, max(start_s + DEADLINE_S, time.monotonic() + DEADLINE_S / 4))
+    candidates = judge(drafts)
     if parallel.order == ANY:
-        candidates = _judged([*drafts, *_in_other_orders(candidates)], prices, top)
+        candidates = judge.in_other_orders(candidates)
     if not candidates or not candidates[0].room.fits:
         problem = Problem(graph=graph, cluster=cluster, workload=workload, parallel=parallel)
         raise _infeasible(_nearest_miss(offered, candidates, prices), problem, prices)
@@ -118,9 +115,10 @@ def search(
         objective_s=objective_s,
         bound_s=min(swept.bound_s, objective_s),
         proved=swept.whole
+        and judge.whole
         and swept.bound_s >= objective_s * (1 - TOLERANCE)
         and _is_closed(best.draft),
-        out_of_time=not (swept.whole and by_hand.whole),
+        out_of_time=not (swept.whole and by_hand.whole and judge.whole),
         search_s=time.monotonic() - start_s,
         candidates=len(candidates),
         rejected=_rejected(candidates, prices),
@@ -140,29 +138,6 @@ def _of_one_rank(
         return tuple(spaces(graph, cluster, workload, fixed))
     except ConfigError:
         return ()
-
-
-def _in_other_orders(candidates: Sequence[Candidate]) -> Iterator[Draft]:
-    """Those that fit and are near the best, in orders whose stages lie as theirs do."""
-    near = [each for each in candidates if each.room.fits]
-    for candidate in near:
-        draft = candidate.draft
-        if candidate.time.step_s > (1 + TUNED_WITHIN) * near[0].time.step_s or not draft.stages:
-            continue
-        for family in families():
-            names = {order.name for order in family}
-            for order in family if draft.order in names else ():
-                if order.name != draft.order and not order.refused(draft.pp, draft.microbatches):
-                    yield msgspec.structs.replace(draft, order=order.name)
-
-
-class Candidate(msgspec.Struct, frozen=True, kw_only=True):
-    """A draft that was looked at: its time, and how it fits the device that is tightest."""
-
-    draft: Draft
-    time: StepTime
-    room: Room
-    played: bool
 
 
 def price(
@@ -191,76 +166,14 @@ def _all_alike(offered: Sequence[Space]) -> list[Draft]:
     return found if len(found) <= FEW else []
 
 
-def _judged(drafts: Iterable[Draft], prices: Prices, top: int) -> list[Candidate]:
-    """Each once, with the time of its played step: those that fit by time, then the others.
-
-    How they exchange is tuned where it may decide. Long steps are ranked by their orders' closed
-    forms, and then played until the first `top` are.
-    """
-    known: dict[str, Draft] = {}
-    for draft in drafts:
-        known.setdefault(f"{draft.pp} {draft.stages} {describe_draft(draft)}", draft)
-    found = [
-        Candidate(
-            draft=draft,
-            time=(costs.cost.sketched if is_long(draft) else costs.cost)(usual(draft)),
-            room=costs.fitting(draft),
-            played=not is_long(draft),
-        )
-        for draft in known.values()
-        for costs in (prices.pricing(draft),)
-    ]
-    found.sort(key=_rank)
-    least_s = found[0].time.step_s if found else 0.0
-    for at, each in enumerate(found):
-        near = each.room.fits and each.time.step_s <= (1 + TUNED_WITHIN) * least_s
-        if near and not is_long(each.draft):
-            found[at] = _played(each, prices)
-    found.sort(key=_rank)
-    while sketched := [at for at, each in enumerate(found[:top]) if _is_sketched(each)]:
-        found[sketched[0]] = _played(found[sketched[0]], prices)
-        found.sort(key=_rank)
-    return found
-
-
-def _is_sketched(candidate: Candidate) -> bool:
-    """Whether it fits and was only judged by its order's closed form."""
-    return candidate.room.fits and not candidate.played
-
-
-def _played(candidate: Candidate, prices: Prices) -> Candidate:
-    """With the time of its order on the clock, and its exchanges tuned."""
-    time_s = prices.pricing(candidate.draft).cost(candidate.draft)
-    return msgspec.structs.replace(candidate, time=time_s, played=True)
-
-
-def _rank(candidate: Candidate) -> tuple[bool, float, tuple[int, ...]]:
-    """Those that fit by time (equal to 12 digits is equal), others by what lacks; the plainer."""
-    draft = candidate.draft
-    ways = set(draft.strategies.values())
-    plainness = (
-        draft.strategy.tp,
-        draft.pp,
-        len(ways),
-        sum(each.offload for each in ways),
-        sum(each.recompute for each in draft.strategies.values()),
-        draft.strategy.shard,
-        draft.strategy.replica,
-        max(LEVELS.index(each.level) for each in ways),
-        draft.microbatches,
-    )
-    if candidate.room.fits:
-        return False, float(f"{candidate.time.step_s:.12g}"), plainness
-    return True, candidate.room.over_bytes, plainness
-
-
 def _nearest_miss(
     offered: Sequence[Space], known: Sequence[Candidate], prices: Prices
 ) -> Candidate:
     """What does not fit by the least: known, or of each space the leanest."""
     if known:
         return known[0]
-    return _judged((draft for space in offered for draft in leanest(space)), prices, 1)[0]
+    judge = Judge(prices, 1)
+    return judge(draft for space in offered for draft in leanest(space))[0]
 
 
 def _is_closed(draft: Draft) -> bool:

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from ...plan.order import ORDERS
-from ...plan.order.kind import Order
+from ...plan.order.kind import Order, steady
 from ...plan.play import Costs
 from ..draft import Draft, Strategy
 from ..groups import tied_units
@@ -181,7 +181,7 @@ def in_flight(order: Order | None, pp: int, n_stages: int, microbatches: int) ->
     found = [order.in_flight(stage, pp, microbatches) for stage in range(n_stages)]
     if None not in found:
         return [each for each in found if each is not None]
-    return _played_in_flight(order, pp, n_stages, microbatches)
+    return _played_in_flight(order, pp, n_stages, steady(microbatches, pp))
 
 
 @functools.cache

@@ -16,7 +16,7 @@ from ...graph.layer import LayerGraph
 from ...plan.grid import even_degrees
 from ...plan.ir import LayerPlan, Precision, Workload, degree, devices
 from ...plan.order import ORDERS
-from ...plan.order.kind import Ranks
+from ...plan.order.kind import Ranks, steady
 from ...plan.play import Costs
 from ...profile.record import LayerTimes, Profile
 from ..draft import Draft, Strategy
@@ -363,6 +363,8 @@ def _saved_bytes(times: LayerTimes, strategy: Strategy, size: float) -> int:
 def _equal_stages(order: str, pp: int, microbatches: int) -> Ranks:
     """What an order plays where all stages are alike."""
     found = ORDERS[order]
+    if found.in_flight(0, pp, microbatches) is None:  # not more of many than of some
+        microbatches = steady(microbatches, pp)
     return found.actions(pp, microbatches, Costs.equal(len(found.placements(pp))))
 
 
