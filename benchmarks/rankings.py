@@ -5,9 +5,7 @@ python benchmarks/rankings.py --data tables.json [--only dcu|ascend]
 The file holds the tables `dcu_megatron` (Megatron on 2 x 8 Hygon DCU, Qwen3-8B, tokens/s a device)
 and `uniap_ascend910a` (2 and 4 x 8 Ascend 910A, samples/s, model and length not stated). Predicted
 from presets alone: assumed profiles, one strategy for all layers, stages of as many layers each,
-1F1B, gradients all-reduced. A row with cp is priced as twice as many samples of half the length,
-without the exchange of keys and values, since no plan has cp yet. Devices that give no peak in bf16
-are taken at that of fp16.
+1F1B, gradients all-reduced. Devices that give no peak in bf16 are taken at that of fp16.
 """
 
 from __future__ import annotations
@@ -88,7 +86,7 @@ class Bench:
         if refused_tp(graph, row.tp) is not None:
             return None
         each = Strategy(
-            replica=row.dp * row.cp, tp=row.tp, sp=sp and row.tp > 1, recompute=recompute
+            replica=row.dp, cp=row.cp, tp=row.tp, sp=sp and row.tp > 1, recompute=recompute
         )
         names = [layer.name for layer in graph.layers]
         sizes = balanced([1.0] * len(names), row.pp)
@@ -106,7 +104,7 @@ class Bench:
             holders=order.placements(row.pp) if several else ((0,),),
             actions=order.actions(row.pp, microbatches, Costs.equal(row.pp)) if several else (),
             microbatches=microbatches,
-            global_batch=row.batch * row.cp,
+            global_batch=row.batch,
             bucket_bytes=2**25,
             overlap=True,
         )
@@ -159,14 +157,11 @@ def dcu(table: Mapping[str, Any]) -> Iterator[str]:
         Row(**dict(zip(table["columns"][:4], row[:4], strict=True)), batch=256, measured=row[4])
         for row in table["rows"]
     ]
-    benches = {
-        cp: Bench("qwen3-8b", LENGTH // cp, "preset:2x8xDCU-BW1000")
-        for cp in sorted({row.cp for row in rows})
-    }
+    bench = Bench("qwen3-8b", LENGTH, "preset:2x8xDCU-BW1000")
     yield "strategy measured_tokens_s predicted_tokens_s full"
     found = []
     for row in rows:
-        priced = benches[row.cp].price(row, sp=True, recompute=False)
+        priced = bench.price(row, sp=True, recompute=False)
         assert priced is not None
         assert row.measured is not None
         n_devices = row.tp * row.pp * row.dp * row.cp
