@@ -24,6 +24,7 @@ from torch import nn
 from polyreme.cluster.parse import parse
 from polyreme.graph.layer import LayerGraph
 from polyreme.graph.options import MLP, ResNet20, Transformers
+from polyreme.measure.silent import Silent
 from polyreme.plan.ir import Precision, Workload
 from polyreme.planner.cost.memory import Memory
 from polyreme.planner.draft import Draft, Strategy
@@ -32,7 +33,6 @@ from polyreme.profile.saved import compute_dtype
 from polyreme.runtime.apply.data import stays_wide
 from polyreme.runtime.apply.tensor import Tp, split
 from polyreme.runtime.stage import Body, Chunk, Slot, Stage
-from polyreme.runtime.timing import Traffic
 from polyreme.sample import SampleSpec, TensorSpec
 
 MICROBATCHES = (1, 2, 5, 8)
@@ -159,19 +159,6 @@ class Watched(Body):
         return super().forward(*inputs)
 
 
-class _Silent(Traffic):
-    """Exchanges of which nothing comes: what a part keeps does not depend on it."""
-
-    def all_reduce(self, *_: Any, **__: Any) -> None:
-        """Nothing."""
-
-    def all_gather(self, *_: Any, **__: Any) -> None:
-        """Nothing."""
-
-    def reduce_scatter(self, *_: Any, **__: Any) -> None:
-        """Nothing."""
-
-
 def _parts(
     graph: LayerGraph, precision: Precision, tp: int = 1, *, sp: bool = False
 ) -> dict[str, nn.Module]:
@@ -189,7 +176,7 @@ def _parts(
         if tp > 1:
             plan = graph.tensor_plan(layer.name)
             assert plan is not None, layer.name
-            split(module, plan, Tp(rank=0, degree=tp, group=None, traffic=_Silent(), sp=sp))
+            split(module, plan, Tp(rank=0, degree=tp, group=None, traffic=Silent(), sp=sp))
         found[layer.name] = module
     return found
 

@@ -70,6 +70,14 @@ def show_profile(profile: Profile, console: Console) -> None:
             show_seconds(times.backward_s[-1]),
             show_bytes(times.saved_bytes_per_sample),
         )
+        for n, part in times.parts.items():
+            table.add_row(
+                f"  one of {n} parts",
+                str(part.microbatch[-1]),
+                show_seconds(part.forward_s[-1]),
+                show_seconds(part.backward_s[-1]),
+                "",
+            )
     console.print(table)
     for op, entries in profile.collectives.items():
         for entry in entries:

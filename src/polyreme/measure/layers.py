@@ -7,10 +7,13 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from ..errors import RunError
 from ..graph.loss import cross_entropy
-from ..profile.record import LayerTimes
+from ..profile.record import LayerTimes, PassTimes
 from ..profile.saved import SavedBytes, compute_dtype, tensor_dtype, tensor_specs
+from ..sample import TensorSpec
 from .agree import largest, mean, usual
 
 if TYPE_CHECKING:
@@ -18,7 +21,6 @@ if TYPE_CHECKING:
 
     from ..graph.layer import Layer, LayerGraph
     from ..runtime.mesh import World
-    from ..sample import TensorSpec
 
 MICROBATCHES = tuple(2**power for power in range(10))
 MEMORY_SHARE = 0.4  # of what is free may be taken by one microbatch
@@ -38,31 +40,66 @@ def measure_layers(
 ) -> dict[str, LayerTimes]:
     """Times of every kind; kinds share the seconds, each gets at least one microbatch.
 
-    The loss is part of the layer that gives the logits, if no other layer is of its kind.
+    So does each number of tensor parts that so many processes can be; what these exchange is left
+    out. The loss is part of the layer that gives the logits, if no other layer is of its kind.
 
     Raises:
         RunError: one sample does not fit; names the layer.
     """
     kinds: dict[str, Layer] = {layer.kind: layer for layer in graph.layers}
     light_first = sorted(kinds.items(), key=lambda item: item[1].flops)  # leave more to the rest
-    times = {}
-    for index, (kind, layer) in enumerate(light_first):
+    degrees = [n for n in graph.tensor_degrees(world.n_ranks) if world.n_ranks % n == 0]
+    todo = [
+        (kind, layer, tp)
+        for kind, layer in light_first
+        for tp in (degrees if _is_cut(graph, layer) else (1,))
+    ]
+    times: dict[str, LayerTimes] = {}
+    parts: dict[str, dict[int, PassTimes]] = {kind: {} for kind in kinds}
+    for index, (kind, layer, tp) in enumerate(todo):
         start_s = time.perf_counter()
-        stand = _Stand(graph, layer, precision, world)
-        times[kind] = _measure_kind(stand, saved[kind], budget_s / (len(kinds) - index))
+        stand = _Stand(graph, layer, precision, world, tp)
+        found = _measure_kind(stand, saved[kind], budget_s / (len(todo) - index))
         budget_s -= largest(world, time.perf_counter() - start_s)
-    return times
+        if tp == 1:
+            times[kind] = _with_bytes(found, saved[kind])
+        else:
+            parts[kind][tp] = found
+    return {
+        kind: msgspec.structs.replace(times[kind], parts=parts[kind]) for kind, _ in light_first
+    }
+
+
+def _is_cut(graph: LayerGraph, layer: Layer) -> bool:
+    """Whether tensor parts share what the layer computes."""
+    plan = graph.tensor_plan(layer.name)
+    return plan is not None and bool(plan.cuttings)
+
+
+def _with_bytes(times: PassTimes, saved: SavedBytes) -> LayerTimes:
+    return LayerTimes(
+        microbatch=times.microbatch,
+        forward_s=times.forward_s,
+        backward_s=times.backward_s,
+        saved_bytes_per_sample=saved.saved,
+        recompute_bytes_per_sample=saved.recompute,
+        again_bytes_per_sample=saved.again,
+        fixed_bytes=saved.fixed,
+        part_bytes=saved.parts,
+    )
 
 
 class _Stand:
-    """One layer on this device, with everything that a pass over a microbatch takes."""
+    """A layer, or its first of `tp` parts, on this device, with all that a pass takes."""
 
-    def __init__(self, graph: LayerGraph, layer: Layer, precision: str, world: World) -> None:
+    def __init__(
+        self, graph: LayerGraph, layer: Layer, precision: str, world: World, tp: int = 1
+    ) -> None:
         self.layer = layer
         self.world = world
-        self.module = _filled(graph, layer, precision, world)
+        self.module = _filled(graph, layer, precision, world, tp)
         specs = tensor_specs(graph)
-        self._inputs = [(name, specs[name]) for name in layer.inputs]
+        self._inputs = [(name, _of_part(graph, name, specs[name], tp)) for name in layer.inputs]
         self._precision = precision
         last, _, output = graph.output.rpartition(".")
         alone = Counter(other.kind for other in graph.layers)[layer.kind] == 1
@@ -126,17 +163,35 @@ class _Stand:
         return torch.randint(0, min(rows, default=2), shape, device=device).to(dtype)
 
 
-def _filled(graph: LayerGraph, layer: Layer, precision: str, world: World) -> torch.nn.Module:
+def _of_part(graph: LayerGraph, name: str, spec: TensorSpec, tp: int) -> TensorSpec:
+    """What the first of `tp` parts has of a tensor that a layer reads."""
+    source, _, output = name.rpartition(".")
+    plan = None if name.startswith("batch:") else graph.tensor_plan(source)
+    if plan is None or tp == 1:
+        return spec
+    return TensorSpec(plan.output_shape(output, spec.shape, tp, 0, sp=False), spec.dtype)
+
+
+def _filled(
+    graph: LayerGraph, layer: Layer, precision: str, world: World, tp: int
+) -> torch.nn.Module:
     """The layer on this device with weights, floating ones in the dtype that layers compute in."""
+    from ..runtime.apply.tensor import Tp, split
+    from .silent import Silent
+
     module = graph.build(layer.name).to_empty(device=world.device)
     graph.initialise(layer.name, module, seed=0)
     for weight in module.parameters():
         if weight.is_floating_point():
             weight.data = weight.data.to(compute_dtype(precision))
+    if tp > 1:
+        plan = graph.tensor_plan(layer.name)
+        assert plan is not None, "only layers that can be cut are measured in parts"
+        split(module, plan, Tp(rank=0, degree=tp, group=None, traffic=Silent()))
     return module
 
 
-def _measure_kind(stand: _Stand, saved: SavedBytes, budget_s: float) -> LayerTimes:
+def _measure_kind(stand: _Stand, saved: SavedBytes, budget_s: float) -> PassTimes:
     """Microbatches 1, 2, 4, ... until a pass is long enough, or seconds or memory run out."""
     world = stand.world
     start_s = time.perf_counter()
@@ -159,15 +214,10 @@ def _measure_kind(stand: _Stand, saved: SavedBytes, budget_s: float) -> LayerTim
             f'layer "{stand.layer.name}" ran out of memory on one sample; a device must hold one '
             "layer and one sample to measure it"
         )
-    return LayerTimes(
+    return PassTimes(
         microbatch=tuple(sizes),
         forward_s=tuple(pair[0] for pair in passes),
         backward_s=tuple(pair[1] for pair in passes),
-        saved_bytes_per_sample=saved.saved,
-        recompute_bytes_per_sample=saved.recompute,
-        again_bytes_per_sample=saved.again,
-        fixed_bytes=saved.fixed,
-        part_bytes=saved.parts,
     )
 
 

@@ -64,7 +64,7 @@ def _layer_cost(
     forward_s = backward_s = parts_s = 0.0
     sizes = _sizes(draft, strategy)
     for size, count in sizes.items():
-        there_s, back_s = cost.data.layer_passes(name, once, size / share)
+        there_s, back_s = cost.data.layer_passes(name, once, size, share)
         forward_s += count * there_s
         backward_s += count * back_s
         found = parts.exchanges(name, strategy, size)

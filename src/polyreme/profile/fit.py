@@ -98,6 +98,14 @@ class Fit:
             kind: Curve(times.microbatch, times.backward_s)
             for kind, times in profile.layers.items()
         }
+        self._parts = {
+            (kind, tp): (
+                Curve(times.microbatch, times.forward_s),
+                Curve(times.microbatch, times.backward_s),
+            )
+            for kind, layer in profile.layers.items()
+            for tp, times in layer.parts.items()
+        }
         self._collectives = {
             op: [(entry, Curve(entry.size_bytes, entry.seconds)) for entry in entries]
             for op, entries in profile.collectives.items()
@@ -111,6 +119,14 @@ class Fit:
     def backward_s(self, kind: str, microbatch: float) -> float:
         """Seconds of its backward pass, recomputation apart."""
         return self._backward[kind].of_part(microbatch)
+
+    def passes_s(self, kind: str, microbatch: float, tp: int = 1) -> tuple[float, float]:
+        """Both of one of `tp` tensor parts: as measured, or as of so many samples fewer."""
+        found = self._parts.get((kind, tp))
+        if found is not None:
+            forward, backward = found
+            return forward.of_part(microbatch), backward.of_part(microbatch)
+        return self.forward_s(kind, microbatch / tp), self.backward_s(kind, microbatch / tp)
 
     def recompute_s(self, kind: str, microbatch: float) -> float:
         """Seconds that recomputing adds to the backward pass: one more forward pass."""

@@ -30,6 +30,14 @@ class PartBytes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     read: int = 0
 
 
+class PassTimes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Seconds of passes against the number of samples; three tuples in parallel, sorted."""
+
+    microbatch: tuple[int, ...]
+    forward_s: tuple[float, ...]
+    backward_s: tuple[float, ...]
+
+
 class LayerTimes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Seconds of one layer kind against the number of samples in a microbatch.
 
@@ -38,7 +46,8 @@ class LayerTimes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     is recomputed (its inputs), `again_bytes_per_sample` what it keeps beside these while it is
     computed again (unset: `saved_bytes_per_sample`). `fixed_bytes` come to each of the three.
     `part_bytes` says how tensor parts share the first (unset: whole on each, or divided where
-    tokens are split).
+    tokens are split). `parts` are passes of one of so many tensor parts, what they exchange left
+    out; those of other numbers are taken to last as passes over as many samples fewer.
     """
 
     microbatch: tuple[int, ...]
@@ -49,6 +58,7 @@ class LayerTimes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     again_bytes_per_sample: int | None = None
     fixed_bytes: FixedBytes = FixedBytes()
     part_bytes: PartBytes | None = None
+    parts: Mapping[int, PassTimes] = {}
 
     def saved_of_part(self, tp: int, *, sp: bool) -> float:
         """Bytes of a sample that one of `tp` parts saves; with `sp` tokens are split."""

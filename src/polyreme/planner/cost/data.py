@@ -106,7 +106,7 @@ class DataCost:
         ]
         types = [cluster.device_types[host.device_type] for host in cluster.hosts]
         self._to_host_bytes_s = min(each.host_bandwidth_bytes_s or 0.0 for each in types)
-        self._passes: dict[tuple[str, float], tuple[float, float]] = {}
+        self._passes: dict[tuple[str, float, int], tuple[float, float]] = {}
         self._n_hosts = functools.cache(self._hosts_of_groups)
 
     def __call__(self, draft: Draft) -> StepTime:
@@ -183,9 +183,14 @@ class DataCost:
             exposed_comm_s=self._exposed_s(draft, sharded, bucketed, passes),
         )
 
-    def layer_passes(self, name: str, strategy: Strategy, size: float) -> tuple[float, float]:
-        """Forward and backward seconds of a layer's microbatch; recomputing counts as backward."""
-        return self._class_passes(self.memory.classes.layer_of[name], strategy, size)
+    def layer_passes(
+        self, name: str, strategy: Strategy, size: float, parts: int = 1
+    ) -> tuple[float, float]:
+        """Forward and backward seconds of a layer's microbatch; recomputing counts as backward.
+
+        Of one of so many tensor `parts` that share the layer.
+        """
+        return self._class_passes(self.memory.classes.layer_of[name], strategy, size, parts)
 
     def price_s(self, layout: Strategy, pp: int, message: Message) -> float:
         """Seconds of one message.
@@ -225,15 +230,14 @@ class DataCost:
             backward_s += backward * count
         return forward_s, backward_s
 
-    def _class_passes(self, index: int, strategy: Strategy, size: float) -> tuple[float, float]:
+    def _class_passes(
+        self, index: int, strategy: Strategy, size: float, parts: int = 1
+    ) -> tuple[float, float]:
         kind = self.memory.classes.layers[index].kind
-        size = size / strategy.cp
-        if (kind, size) not in self._passes:
-            self._passes[kind, size] = (
-                self._fit.forward_s(kind, size),
-                self._fit.backward_s(kind, size),
-            )
-        forward_s, backward_s = self._passes[kind, size]
+        key = kind, size / strategy.cp, parts
+        if key not in self._passes:
+            self._passes[key] = self._fit.passes_s(*key)
+        forward_s, backward_s = self._passes[key]
         return forward_s, backward_s + (forward_s if strategy.recompute else 0.0)
 
     def _update_s(self, units: _Units) -> float:

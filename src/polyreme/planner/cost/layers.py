@@ -102,7 +102,7 @@ class LayerCosts:
         """Both passes of all layers over a microbatch, of one tensor part of a context."""
         once, share = Strategy(tp=tp, cp=cp), self.cost.traffic.parts.share
         return sum(
-            sum(self.cost.data.layer_passes(layer.name, once, size / share(layer.name, once)))
+            sum(self.cost.data.layer_passes(layer.name, once, size, share(layer.name, once)))
             for layer in self._graph.layers
         )
 

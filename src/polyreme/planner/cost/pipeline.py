@@ -121,7 +121,7 @@ class StepCost:
         With what the parts exchange, and of the model's last layer what its loss does.
         """
         share = self.traffic.parts.share(name, strategy)
-        there_s, back_s = self.data.layer_passes(name, strategy, size / share)
+        there_s, back_s = self.data.layer_passes(name, strategy, size, share)
         found = self.traffic.parts.exchanges(name, strategy, size)
         forward = found.forward
         if name == self.traffic.memory.graph.output.rpartition(".")[0]:
