@@ -80,6 +80,30 @@ def test_keys_and_values_are_gathered_each_way_and_their_gradients_summed():
     assert not parts.exchanges("head", CP, 3).forward
 
 
+def test_heads_are_dealt_out_where_that_sends_less():
+    """GPT-2 has as many heads of keys as of queries; encoder and decoder differ in tokens."""
+    for family, name in (("gpt2", "block.0"), ("t5", "decoder.block.0")):
+        graph = graph_of(family)
+        parts = Traffic(Memory(graph, workload(4))).parts
+        contexts = graph.tensor_plan(name).contexts
+        n_heads = contexts[0].run.units
+        found = parts.exchanges(name, Strategy(cp=2, recompute=True), 3)
+        turned = [
+            Message(
+                operation="all_gather",
+                over="contexts",
+                n_ranks=2,
+                # a device's queries, keys, values, and what attention gives
+                n_bytes=3 * (each.n_queries + each.n_tokens) * each.run.size * 4,
+            )
+            for each in contexts
+        ]
+        assert list(found.forward) == list(found.again) == list(found.backward) == turned
+        assert len(contexts) == (2 if family == "t5" else 1)
+        many = parts.exchanges(name, Strategy(cp=2 * n_heads), 3)
+        assert "reduce_scatter" in {each.operation for each in many.backward}  # no head for each
+
+
 def test_what_is_exchanged_between_layers_is_of_a_device_s_own_tokens():
     parts = Traffic(Memory(GRAPH, workload(4), 2)).parts
     for name in ("block.0", "head"):

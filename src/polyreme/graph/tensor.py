@@ -155,10 +155,19 @@ class Number(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Context(msgspec.Struct, frozen=True, kw_only=True):
-    """Keys (and as many values) that attention reads of all tokens of a sample: their heads."""
+    """Keys (and as many values) that attention reads of all tokens of a sample: their heads.
+
+    Read by `queries` of `n_queries` tokens.
+    """
 
     n_tokens: int
     run: Run
+    n_queries: int
+    queries: Run
+
+    def whole_heads(self, parts: int) -> bool:
+        """Whether so many parts can each have some heads, of queries, keys and values alike."""
+        return self.run.units % parts == self.queries.units % parts == 0
 
 
 class Setting(msgspec.Struct, frozen=True, kw_only=True):

@@ -188,7 +188,7 @@ def _block_plan(config: Any, n_tokens: int) -> TensorPlan:
             Number(path=attention, name="num_attention_heads", of=heads),
             Number(path=attention, name="all_head_size", of=heads, features=True),
         ),
-        contexts=(Context(n_tokens=n_tokens, run=heads),),
+        contexts=(Context(n_tokens=n_tokens, run=heads, n_queries=n_tokens, queries=heads),),
         # In one go: a chunk of tokens is not one of each part's, and parts would meet for each.
         settings=(Setting(path="block", name="chunk_size_feed_forward", value=0),),
         outputs={"hidden": "tokens"},

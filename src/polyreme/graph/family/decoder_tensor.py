@@ -44,7 +44,7 @@ def block_plan(config: Any, n_tokens: int) -> TensorPlan | None:
         regions=tuple(regions),
         inside=tuple(f"block.{path}" for path in inside),
         numbers=(sizes.groups,),
-        contexts=(Context(n_tokens=n_tokens, run=sizes.kv),),
+        contexts=(sizes.context(n_tokens),),
         outputs={"hidden": "tokens"},
         n_tokens=n_tokens,
         sequence=("",),
@@ -61,6 +61,10 @@ class _Sizes:
         self.groups = Number(
             path="block.self_attn", name="num_key_value_groups", of=self.heads, per=self.kv
         )
+
+    def context(self, n_tokens: int) -> Context:
+        """What attention reads."""
+        return Context(n_tokens=n_tokens, run=self.kv, n_queries=n_tokens, queries=self.heads)
 
     def of(self, module: str, leaf: str) -> Run:
         """What a matrix deals out."""
@@ -87,7 +91,7 @@ def _phi3(sizes: _Sizes, n_tokens: int) -> TensorPlan:
             Number(path=attention, name="num_key_value_heads", of=kv),
             Number(path=attention, name="config.num_attention_heads", of=heads),
         ),
-        contexts=(Context(n_tokens=n_tokens, run=kv),),
+        contexts=(sizes.context(n_tokens),),
         outputs={"hidden": "tokens"},
         n_tokens=n_tokens,
         sequence=("",),

@@ -131,7 +131,7 @@ def _block_plan(config: Any, inner: int, n_tokens: int) -> TensorPlan:
             Number(path=attention, name="split_size", of=heads, features=True),
             Number(path=attention, name="num_heads", of=heads),
         ),
-        contexts=(Context(n_tokens=n_tokens, run=heads),),
+        contexts=(Context(n_tokens=n_tokens, run=heads, n_queries=n_tokens, queries=heads),),
         outputs={"hidden": "tokens"},
         n_tokens=n_tokens,
         sequence=("",),

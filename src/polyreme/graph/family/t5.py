@@ -200,10 +200,12 @@ def _block_plan(config: Any, n_tokens: int, n_encoded: int | None, *, first: boo
         biases = (Run(what="num_heads", units=config.num_heads),)
         cuttings.append(Cutting(path=table_path, side="out", runs=biases))
         outputs = {"hidden": "tokens", "bias": "heads"}
-    read = [reads[-1].n_tokens for reads in attentions.values()]
+    read = [reads[-1].n_tokens or n_tokens for reads in attentions.values()]
     return TensorPlan(
         cuttings=tuple(cuttings),
-        contexts=tuple(Context(n_tokens=n, run=heads) for n in read if n is not None),
+        contexts=tuple(
+            Context(n_tokens=n, run=heads, n_queries=n_tokens, queries=heads) for n in read
+        ),
         regions=(
             *(
                 Region(entry=attention, exit=f"{attention}.o", reads=reads)

@@ -5,7 +5,10 @@ follows from its regions: each reads the hidden (or all parts' tokens of it) and
 parts (or the own tokens of one). A layer that is recomputed repeats what it exchanges before the
 last tensor that it saves. Devices that share the tokens of samples gather keys and values of all
 of them in each forward and each backward pass, and sum their gradients: the bytes of a ring
-(Liu, Zaharia and Abbeel, Ring Attention, 2023), none of it hidden, causal work dealt out evenly.
+(Liu, Zaharia and Abbeel, Ring Attention, 2023). Or they have heads in place of tokens meanwhile,
+if each can have some: queries, keys, values and what attention gives go from all to all in either
+direction (Jacobs et al., DeepSpeed Ulysses, 2023). They do what sends less; none of it is taken as
+hidden, and causal work as dealt out evenly.
 """
 
 from __future__ import annotations
@@ -36,8 +39,6 @@ _SPLIT: dict[str, tuple[Operation | None, Operation | None]] = {
     "gather": ("all_gather", None),
     "deal": (None, "all_gather"),
 }
-
-_OF_CONTEXTS: tuple[Operation, Operation] = ("all_gather", "reduce_scatter")
 
 
 class Exchanges(msgspec.Struct, frozen=True, kw_only=True):
@@ -101,15 +102,25 @@ class TensorParts:
     ) -> tuple[list[Message], list[Message], list[Message]]:
         """What devices that share tokens exchange: forward, again, backward."""
         forward, backward = [], []
-        for context in plan.contexts if strategy.cp > 1 else ():
-            own = context.run.local(strategy.tp) * context.run.width
-            n_bytes = 2 * size * context.n_tokens * own * self._widths.compute
-            gather, reduce = (
-                Message(operation=operation, over="contexts", n_ranks=strategy.cp, n_bytes=n_bytes)
-                for operation in _OF_CONTEXTS
-            )
-            forward.append(gather)
-            backward += [gather, reduce]
+        tp, cp = strategy.tp, strategy.cp
+
+        def message(operation: Operation, n_elements: float) -> Message:
+            n_bytes = math.ceil(size * n_elements * self._widths.compute)
+            return Message(operation=operation, over="contexts", n_ranks=cp, n_bytes=n_bytes)
+
+        for context in plan.contexts if cp > 1 else ():
+            keys = context.n_tokens * context.run.local(tp) * context.run.width
+            queries = context.n_queries * context.queries.local(tp) * context.queries.width
+            ring = [message(operation, 2 * keys) for operation in ("all_gather", "reduce_scatter")]
+            # What one has goes to all in equal parts: as much as in a gather of so much in all.
+            turned = message("all_gather", 2 * (keys + queries) / cp)
+            turns = context.whole_heads(tp * cp)
+            if turns and 2 * turned.n_bytes < 3 * ring[0].n_bytes:
+                forward.append(turned)
+                backward.append(turned)
+            else:
+                forward.append(ring[0])
+                backward += ring
         return forward, list(forward) if strategy.recompute else [], backward
 
     def _bytes(self, strategy: Strategy, n_elements: int) -> int:
