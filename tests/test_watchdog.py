@@ -260,6 +260,22 @@ def test_the_last_watchdog_of_a_host_leaves_nothing_behind() -> None:
     assert not box.exists()
 
 
+def test_a_rank_with_an_error_leaves_the_last_word_to_the_judge(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A stopped rank that was woken for its stack told of a second fault, its own."""
+    monkeypatch.setattr(Watchdog, "_end", lambda self: self._ended.set())
+    store = Shared()
+    box = home(store)
+    dog = Watchdog(store, box, Record(box / "0.record", 0), 2, 600.0)
+    dog.give_way()
+    assert not dog._ended.is_set()  # nobody has raised an alarm: it goes on at once
+    store.set("alarm", "1")
+    dog.give_way()
+    assert dog._ended.is_set()  # by the judgement, which ends a real rank
+    dog.close()
+
+
 def test_a_record_is_read_by_others_and_keeps_the_last(tmp_path: Path) -> None:
     record = Record(tmp_path / "3.record", 3)
     for _ in range(N_SLOTS + 5):

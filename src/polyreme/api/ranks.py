@@ -12,7 +12,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
-import torch
 import torch.distributed as dist
 
 from .. import runlog, summary
@@ -83,7 +82,7 @@ class Result:
 
 def measured(spec: specs.Spec, cluster: Cluster, accelerator: Accelerator) -> Profile:
     """The profile of this machine; the same on all ranks."""
-    with _world(accelerator, spec.train.timeout_s) as world, world.record.doing("measuring"):
+    with mesh.watched(accelerator, spec.train.timeout_s) as world, world.record.doing("measuring"):
         problem = pose(spec, machines=(cluster, accelerator))
         return measure(problem.graph, problem.cluster, problem.workload.precision, world)
 
@@ -104,7 +103,7 @@ def work(
     timeout_s = request.spec.train.timeout_s
     with (
         _asked_to_stop() as stop,
-        _world(request.accelerator, timeout_s, request.devices) as world,
+        mesh.watched(request.accelerator, timeout_s, request.devices) as world,
     ):
         if world.watchdog is not None and on_verdict is not None:
             world.watchdog.on_verdict = on_verdict
@@ -133,7 +132,7 @@ def work(
 
 def simulated(request: Request, problem: Problem, make_route: MakeRoute) -> None:
     """Train with all workers in this process, on the clock of the route that is made."""
-    with _asked_to_stop() as stop, _world(request.accelerator, 0.0) as world:
+    with _asked_to_stop() as stop, mesh.watched(request.accelerator, 0.0) as world:
         spec, plan = problem.spec, request.plans[0]
         source = spec.data.open(spec.train.seq_len, spec.train.seed)
         steps.arranged(spec, source, n_workers=n_replicas(plan))
@@ -369,18 +368,6 @@ def _asked_to_stop() -> Iterator[Callable[[], bool]]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-
-
-@contextmanager
-def _world(
-    accelerator: Accelerator, timeout_s: float, devices: tuple[int, ...] | None = None
-) -> Iterator[World]:
-    """This process among all."""
-    if accelerator.on_host:
-        torch.set_num_threads(1)
-    world = mesh.open(accelerator, timeout_s, devices, watch=True)
-    yield world
-    mesh.close(world)  # after an error it could wait for collectives that never end
 
 
 def _on_first(world: World, make: Callable[[], _T]) -> _T:

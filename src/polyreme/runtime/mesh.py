@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from pathlib import Path
@@ -123,6 +124,23 @@ def open(  # noqa: A001
         record=record,
         watchdog=watchdog,
     )
+
+
+@contextmanager
+def watched(
+    accelerator: Accelerator, timeout_s: float, devices: Sequence[int] | None = None
+) -> Iterator[World]:
+    """This process among all, whose ranks watch each other if nobody else does."""
+    if accelerator.on_host:
+        torch.set_num_threads(1)
+    world = open(accelerator, timeout_s, devices, watch=True)
+    try:
+        yield world
+    except Exception:
+        if world.watchdog is not None:
+            world.watchdog.give_way()
+        raise
+    close(world)  # after an error it could wait for collectives that never end
 
 
 def close(world: World) -> None:

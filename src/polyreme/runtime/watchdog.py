@@ -93,6 +93,15 @@ class Watchdog:
         with contextlib.suppress(OSError):  # others are in it
             self._box.rmdir()
 
+    def give_way(self) -> None:
+        """After an error: where an alarm was raised, wait for the judgement, which ends this rank.
+
+        A stopped rank that is woken for its stack goes on, finds the others gone, and would tell of
+        that beside the judge.
+        """
+        if self._is_alarmed():
+            self._ended.wait(self._interval_s + 2 * _ANSWER_S + _WRITE_S)
+
     def _run(self) -> None:
         path = self._box / f"{self._record.rank}.record"
         stood, seconds, looked_s = 0, 0.0, time.monotonic()
