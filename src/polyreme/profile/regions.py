@@ -44,7 +44,8 @@ class Regions:
         handles: list[Any] = []
         for region in self._regions:
             entry = module.get_submodule(region.entry)
-            handles.append(entry.register_forward_pre_hook(self._enter(entry, region), **_KWARGS))
+            enter = self._enter(entry, region)
+            handles.append(entry.register_forward_pre_hook(enter, with_kwargs=True))
             left = entry if region.exit is None else module.get_submodule(region.exit)
             handles.append(left.register_forward_hook(self._leave))
         try:
@@ -67,9 +68,6 @@ class Regions:
 
     def _leave(self, *_: Any) -> None:
         self._depth -= 1
-
-
-_KWARGS: Any = {"with_kwargs": True}
 
 
 def storage(tensor: torch.Tensor) -> int:
