@@ -52,10 +52,11 @@ def _one_thread():
 def test_one_process_measures_every_kind(precision, tmp_path) -> None:
     graph = tiny_graph("linear", "linear-relu", "linear-relu", "relu")
     cluster = detect(HostAccelerator(), 1)
-    profile = measure(graph, cluster, precision, lone(), budget_s=0.05)
+    profile = measure(graph, cluster, precision, lone(), 6, budget_s=0.05)
     assert set(profile.layers) == {"linear", "linear-relu", "relu"}
     for times in profile.layers.values():
         assert times.microbatch[0] == 1
+        assert times.microbatch[-1] <= 6
         assert all(value > 0 for value in times.forward_s)
         assert all(value > 0 for value in times.backward_s)
     assert not profile.assumed
@@ -63,9 +64,9 @@ def test_one_process_measures_every_kind(precision, tmp_path) -> None:
     assert profile.optimizer_s_per_byte > 0
     assert profile.context_bytes > 0
     assert Fit(profile).collective_s("all_reduce", 1, 100) == 0.0
-    assert (
-        valid(profile, inputs_hash(graph, cluster, precision), profile.hardware, versions()) == []
-    )
+    wanted = inputs_hash(graph, cluster, precision)
+    assert valid(profile, wanted, 6, profile.hardware, versions()) == []
+    assert len(valid(profile, wanted, 7, profile.hardware, versions())) == 1
     save(profile, tmp_path / "profile.json")
     assert load(tmp_path / "profile.json") == profile
 
@@ -150,7 +151,7 @@ def sequence_graph() -> LayerGraph:
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_tokens_masks_and_several_outputs_are_played(precision) -> None:
     graph = sequence_graph()
-    profile = measure(graph, detect(HostAccelerator(), 1), precision, lone(), budget_s=0.05)
+    profile = measure(graph, detect(HostAccelerator(), 1), precision, lone(), 64, budget_s=0.05)
     assert set(profile.layers) == {"embed", "head"}
     assert all(value > 0 for times in profile.layers.values() for value in times.backward_s)
 
@@ -187,7 +188,7 @@ def _out_of_memory_from(limit: int):
 def test_memory_that_runs_out_ends_the_ladder(monkeypatch) -> None:
     monkeypatch.setattr(layer_times._Stand, "play", _out_of_memory_from(4))
     profile = measure(
-        tiny_graph("linear"), detect(HostAccelerator(), 1), "fp32", lone(), budget_s=5.0
+        tiny_graph("linear"), detect(HostAccelerator(), 1), "fp32", lone(), 64, budget_s=5.0
     )
     assert profile.layers["linear"].microbatch == (1, 2)
 
@@ -195,13 +196,13 @@ def test_memory_that_runs_out_ends_the_ladder(monkeypatch) -> None:
 def test_a_layer_that_does_not_fit_is_named(monkeypatch) -> None:
     monkeypatch.setattr(layer_times._Stand, "play", _out_of_memory_from(1))
     with pytest.raises(RunError, match=r'"layer\.0"'):
-        measure(tiny_graph("linear"), detect(HostAccelerator(), 1), "fp32", lone())
+        measure(tiny_graph("linear"), detect(HostAccelerator(), 1), "fp32", lone(), 64)
 
 
 def test_microbatches_stop_before_memory_does() -> None:
     graph = tiny_graph("linear")
     tight = HostAccelerator(name="tight", memory_limit_bytes=1000)
-    profile = measure(graph, detect(tight, 1), "fp32", lone(tight), budget_s=5.0)
+    profile = measure(graph, detect(tight, 1), "fp32", lone(tight), 64, budget_s=5.0)
     largest_size = profile.layers["linear"].microbatch[-1]
     assert largest_size * WIDTH * 4 <= 1000 * layer_times.MEMORY_SHARE
 
@@ -219,7 +220,8 @@ def test_a_lone_process_agrees_with_itself() -> None:
 
 def _measured(world, kinds, precision):
     graph = tiny_graph(*kinds)
-    return measure(graph, detect(world.accelerator, world.n_ranks), precision, world, budget_s=0.2)
+    cluster = detect(world.accelerator, world.n_ranks)
+    return measure(graph, cluster, precision, world, 64, budget_s=0.2)
 
 
 def _without_date(profile: Profile) -> Profile:
@@ -245,6 +247,7 @@ def _uneven(world):
             "fp32",
             world,
             {"linear": SavedBytes(saved=32, recompute=32, again=0)},
+            (1, 2, 4, 8),
             5.0,
         )
     finally:
@@ -286,7 +289,7 @@ def _on_toy(world):
         found = detect_accelerator()
         world = dataclasses.replace(world, accelerator=found)
         cluster = detect(found, world.n_ranks)
-        profile = measure(tiny_graph("linear"), cluster, "fp32", world, budget_s=0.1)
+        profile = measure(tiny_graph("linear"), cluster, "fp32", world, 64, budget_s=0.1)
         return found.name, cluster.type_of(0).memory_bytes, len(profile.layers)
     finally:
         unregister("toy")

@@ -24,7 +24,7 @@ replace = msgspec.structs.replace
 
 
 def measured(world, family):
-    return measure(graph_of(family), parse("preset:2xCPU"), "fp32", world, budget_s=0.5)
+    return measure(graph_of(family), parse("preset:2xCPU"), "fp32", world, 64, budget_s=0.5)
 
 
 @pytest.mark.parametrize("family", ["llama tied", "t5", "swin", "resnet"])

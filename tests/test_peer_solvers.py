@@ -68,6 +68,20 @@ def test_what_peers_give_fits_is_priced_right_and_never_beats_the_optimum(seed):
         assert (found.proved, found.bound_s) == (False, 0.0), name
 
 
+@pytest.mark.parametrize("seed", [1, 7, 5])
+def test_where_time_runs_out_no_peer_is_better_still(seed):
+    """Labels that kept few, and had no time for more, ended above what peers find in less."""
+    instance = replace(drawn(seed, 48, 8, 4), sides=())
+    found = exact(instance, deadline_s=0.0)
+    assert not found.proved
+    assert found.bound_s <= found.objective_s
+    assert _is_whole(instance, found)
+    for name in PEERS:
+        assert SOLVERS[name](instance).objective_s >= found.objective_s * (1 - 1e-12), name
+    below = exact(instance, below=found.objective_s, deadline_s=0.0)
+    assert below.objective_s == np.inf
+
+
 @each_peer
 def test_every_peer_gives_something_where_memory_is_loose(name):
     for seed in range(0, 40, 4):

@@ -321,8 +321,10 @@ def test_orders_that_take_long_to_list_end_with_the_time_that_there_is():
         for space in spaces(GRAPH, cluster(4), workload(24), Parallel(pp=2, tp=1, order=order))
         for draft in space.drafts()
     ]
-    late, early = judge.Judge(prices, 1, end_s=0.0), judge.Judge(prices, 1)
+    heard = []
+    late, early = judge.Judge(prices, 1, end_s=0.0), judge.Judge(prices, 1, tell=heard.append)
     assert {each.draft.order for each in late(drafts)} == {"1f1b"}
     assert not late.whole
     assert {each.draft.order for each in early(drafts)} == {"1f1b", "zb-auto"}
     assert early.whole
+    assert any("zb-auto" in what for what in heard)

@@ -232,20 +232,20 @@ def test_a_profile_survives_its_file(tmp_path: Path) -> None:
 
 def test_a_valid_profile_is_reused_and_a_stale_one_says_what_differs(tmp_path: Path) -> None:
     profile = profile_of()
-    good = ("aa", "2 x CPU", {"polyreme": "1", "torch": "2"})
+    good = ("aa", 8, "2 x CPU", {"polyreme": "1", "torch": "2"})
     assert valid(profile, *good) == []
     assert valid(profile, "graph:b precision:bf16", *good[1:]) == [
         "graph: made for another model, or other lengths of samples",
         f"precision: made at {profile.precision}, wanted bf16",
     ]
-    assert "4 x CPU" in valid(profile, "aa", "4 x CPU", good[2])[0]
-    assert valid(profile, "aa", "2 x CPU", {"polyreme": "1", "torch": "3"}) == [
+    assert "4 x CPU" in valid(profile, "aa", 8, "4 x CPU", good[3])[0]
+    assert valid(profile, "aa", 8, "2 x CPU", {"polyreme": "1", "torch": "3"}) == [
         "torch: made with 2, this is 3"
     ]
-    assert len(valid(profile, "cluster:b", "other", {})) == 4
+    assert len(valid(profile, "cluster:b", 8, "other", {})) == 4
     save(profile, cache_path(tmp_path, "aa"))
     assert cached(tmp_path, *good) == profile
-    assert cached(tmp_path, "aa", "4 x CPU", good[2]) is None
+    assert cached(tmp_path, "aa", 8, "4 x CPU", good[3]) is None
     assert cached(tmp_path, "graph:b", *good[1:]) is None
 
 
@@ -266,10 +266,24 @@ def test_what_differs_between_inputs_is_named() -> None:
     graph, cluster = tiny_graph("linear"), parse("preset:2xH100")
     made = profile_of(inputs_hash=inputs_hash(graph, cluster, "bf16"))
     wanted = inputs_hash(tiny_graph("linear", "linear"), parse("preset:4xH100"), "fp32")
-    named = [reason.split(":")[0] for reason in valid(made, wanted, made.hardware, made.versions)]
+    rest = (8, made.hardware, made.versions)
+    named = [reason.split(":")[0] for reason in valid(made, wanted, *rest)]
     assert named == ["graph", "cluster", "precision"]
-    same = inputs_hash(graph, cluster, "bf16")
-    assert valid(made, same, made.hardware, made.versions) == []
+    assert valid(made, inputs_hash(graph, cluster, "bf16"), *rest) == []
+
+
+def test_a_profile_for_a_smaller_batch_is_refused_and_one_for_a_larger_has_all(
+    tmp_path: Path,
+) -> None:
+    """Its largest microbatches were never run: their times would be guessed."""
+    made = msgspec.structs.replace(profile_of(inputs_hash="graph:a"), global_batch=8)
+    rest = (made.hardware, made.versions)
+    (reason,) = valid(made, "graph:a", 16, *rest)
+    assert reason.startswith("batch: made for a global batch of 8, wanted 16")
+    assert valid(made, "graph:a", 8, *rest) == valid(made, "graph:a", 4, *rest) == []
+    save(made, cache_path(tmp_path, "graph:a"))
+    assert cached(tmp_path, "graph:a", 4, *rest) == made
+    assert cached(tmp_path, "graph:a", 9, *rest) is None
 
 
 def test_a_missing_entry_is_named() -> None:

@@ -84,7 +84,12 @@ def measured(spec: specs.Spec, cluster: Cluster, accelerator: Accelerator) -> Pr
     """The profile of this machine; the same on all ranks."""
     with mesh.watched(accelerator, spec.train.timeout_s) as world, world.record.doing("measuring"):
         problem = pose(spec, machines=(cluster, accelerator))
-        return measure(problem.graph, problem.cluster, problem.workload.precision, world)
+        return _measured(problem, world)
+
+
+def _measured(problem: Problem, world: World) -> Profile:
+    work = problem.workload
+    return measure(problem.graph, problem.cluster, work.precision, world, work.global_batch)
 
 
 def work(
@@ -195,7 +200,7 @@ def _plans(
         if world.is_first:
             _say(request, f"measuring layers and links on {hardware(problem.cluster)}")
         with world.record.doing("measuring"):
-            profile = measure(problem.graph, problem.cluster, problem.workload.precision, world)
+            profile = _measured(problem, world)
         if world.is_first:
             steps.keep_profile(profile)
     costs = profile

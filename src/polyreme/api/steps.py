@@ -41,7 +41,8 @@ def kept_profile(problem: Problem) -> Profile | None:
     """The profile kept from an earlier run on this machine, if it is still valid."""
     wanted = store.inputs_hash(problem.graph, problem.cluster, problem.workload.precision)
     folder = store.cache_folder(os.environ)
-    return store.cached(folder, wanted, hardware(problem.cluster), store.versions())
+    batch = problem.workload.global_batch
+    return store.cached(folder, wanted, batch, hardware(problem.cluster), store.versions())
 
 
 def keep_profile(profile: Profile) -> None:
@@ -194,14 +195,15 @@ def given_profile(problem: Problem, profile: str | Path | Profile) -> Profile:
         return galvatron.read_galvatron(str(profile), problem.graph, problem.cluster, precision)
     found = profile if isinstance(profile, Profile) else store.load(Path(profile))
     wanted = store.inputs_hash(problem.graph, problem.cluster, problem.workload.precision)
-    reasons = store.valid(found, wanted, hardware(problem.cluster), found.versions)
+    batch = problem.workload.global_batch
+    reasons = store.valid(found, wanted, batch, hardware(problem.cluster), found.versions)
     kinds = [layer.kind for layer in problem.graph.layers]
     reasons = reasons or [
         f"lacks {name}" for name in store.missing(found, kinds, problem.cluster.n_devices)
     ]
     if reasons:
         value = "a profile" if isinstance(profile, Profile) else str(profile)
-        legal = "a profile of this model, cluster and precision (polyreme profile)"
+        legal = "a profile of this model, cluster, precision and batch (polyreme profile)"
         raise ConfigError(
             [
                 Violation(path="--profile", value=value, rule=reason, legal=legal)

@@ -36,9 +36,12 @@ def measure_layers(
     precision: str,
     world: World,
     saved: Mapping[str, SavedBytes],
+    sizes: tuple[int, ...],
     budget_s: float,
 ) -> dict[str, LayerTimes]:
-    """Times of every kind; kinds share the seconds, each gets at least one microbatch.
+    """Times of every kind at microbatches of `sizes` (rising from 1) as far as seconds allow.
+
+    Kinds share the seconds, each gets at least one microbatch.
 
     So does each number of tensor parts that so many processes can be; what these exchange is left
     out. The loss is part of the layer that gives the logits, if no other layer is of its kind.
@@ -59,7 +62,7 @@ def measure_layers(
     for index, (kind, layer, tp) in enumerate(todo):
         start_s = time.perf_counter()
         stand = _Stand(graph, layer, precision, world, tp)
-        found = _measure_kind(stand, saved[kind], budget_s / (len(todo) - index))
+        found = _measure_kind(stand, saved[kind], sizes, budget_s / (len(todo) - index))
         budget_s -= largest(world, time.perf_counter() - start_s)
         if tp == 1:
             times[kind] = _with_bytes(found, saved[kind])
@@ -191,17 +194,17 @@ def _filled(
     return module
 
 
-def _measure_kind(stand: _Stand, saved: SavedBytes, budget_s: float) -> PassTimes:
-    """Microbatches 1, 2, 4, ... until a pass is long enough, or seconds or memory run out."""
+def _measure_kind(
+    stand: _Stand, saved: SavedBytes, sizes: tuple[int, ...], budget_s: float
+) -> PassTimes:
+    """One microbatch after another until a pass is long enough, or seconds or memory run out."""
     world = stand.world
     start_s = time.perf_counter()
-    sizes: list[int] = []
     passes: list[tuple[float, ...]] = []
-    for size in MICROBATCHES:
+    for size in sizes:
         timed = _time(stand, size)
         if timed is None:
             break
-        sizes.append(size)
         passes.append(timed)
         left_s = budget_s - largest(world, time.perf_counter() - start_s)
         next_s = 2 * sum(timed)
@@ -215,7 +218,7 @@ def _measure_kind(stand: _Stand, saved: SavedBytes, budget_s: float) -> PassTime
             "layer and one sample to measure it"
         )
     return PassTimes(
-        microbatch=tuple(sizes),
+        microbatch=sizes[: len(passes)],
         forward_s=tuple(pair[0] for pair in passes),
         backward_s=tuple(pair[1] for pair in passes),
     )

@@ -13,7 +13,7 @@ from ..profile.saved import saved_bytes
 from ..profile.store import made_now
 from .agree import largest, no_garbage
 from .device import matmul_flops, optimizer_s_per_byte
-from .layers import measure_layers
+from .layers import MICROBATCHES, measure_layers
 from .links import measure_links, measure_overlap
 
 if TYPE_CHECKING:
@@ -31,10 +31,12 @@ def measure(
     cluster: Cluster,
     precision: str,
     world: World,
+    global_batch: int,
     budget_s: float | None = None,
 ) -> Profile:
     """The profile of a model on this machine; `cluster` is what was detected here.
 
+    No microbatch larger than `global_batch` (samples) is run, as none can be trained with.
     `budget_s` is about how long layers and collectives are run; the least that must be measured
     is measured however long it takes.
 
@@ -48,7 +50,8 @@ def measure(
     world.barrier()
     held_bytes = world.accelerator.held_bytes()
     with no_garbage():
-        layers = measure_layers(graph, precision, world, saved, budget_s - links_s)
+        sizes = tuple(size for size in MICROBATCHES if size <= global_batch)
+        layers = measure_layers(graph, precision, world, saved, sizes, budget_s - links_s)
         collectives = measure_links(world, links_s)
         overlap = measure_overlap(world)
         flops = matmul_flops(world, precision)
@@ -66,5 +69,6 @@ def measure(
         sharded_overlap=0.0 if world.accelerator.on_host else None,  # FSDP2 waits for each there
         context_bytes=int(largest(world, held_bytes)),
         assumed=False,
+        global_batch=global_batch,
         **made_now(graph, cluster, precision),
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import msgspec
 
@@ -33,12 +33,19 @@ class Candidate(msgspec.Struct, frozen=True, kw_only=True):
 class Judge:
     """Ranks drafts. After `end_s` those whose orders take long to list are left out.
 
-    `whole` says that none was.
+    `whole` says that none was. `tell` hears how far it is.
     """
 
-    def __init__(self, prices: Prices, top: int, end_s: float = math.inf) -> None:
+    def __init__(
+        self,
+        prices: Prices,
+        top: int,
+        end_s: float = math.inf,
+        tell: Callable[[str], None] | None = None,
+    ) -> None:
         self.whole = True
-        self._prices, self._top, self._end_s = prices, top, end_s
+        self._prices, self._top, self._end_s, self._tell = prices, top, end_s, tell
+        self._n_played = 0
 
     def __call__(self, drafts: Iterable[Draft]) -> list[Candidate]:
         """Each once, with the time of its played step: those that fit by time, then the others.
@@ -67,6 +74,9 @@ class Judge:
     def _seen(self, draft: Draft) -> Candidate:
         """A draft with the time of its step, by its closed form where it is long."""
         costs, late = self._prices.pricing(draft), is_long(draft)
+        self._n_played += not late
+        if self._tell is not None:
+            self._tell(f"{self._n_played} orders of stages played, now {describe_draft(draft)}")
         return Candidate(
             draft=draft,
             time=(costs.cost.sketched if late else costs.cost)(usual(draft)),
@@ -89,6 +99,8 @@ class Judge:
 
     def _played(self, candidate: Candidate) -> Candidate:
         """With the time of its order on the clock, and its exchanges tuned."""
+        if self._tell is not None:
+            self._tell(f"tuning what is exchanged in {describe_draft(candidate.draft)}")
         step = self._prices.pricing(candidate.draft).cost(candidate.draft)
         return msgspec.structs.replace(candidate, time=step, played=True)
 

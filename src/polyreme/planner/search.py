@@ -82,7 +82,8 @@ def search(
         swept += more(solve, end_s=start_s + 2 * DEADLINE_S, below=least_s, tell=tell)
     by_hand = sweep(grid, end_s=start_s + DEADLINE_S)
     drafts = [*(draft for _, draft in (*swept.found, *by_hand.found)), *_all_alike(offered)]
-    judge = Judge(prices, top, max(start_s + DEADLINE_S, time.monotonic() + DEADLINE_S / 4))
+    end_s = max(start_s + DEADLINE_S, time.monotonic() + DEADLINE_S / 4)
+    judge = Judge(prices, top, end_s, tell)
     candidates = judge(drafts)
     if parallel.order == ANY:
         candidates = judge.in_other_orders(candidates)

@@ -103,7 +103,8 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     `overlap` the share of a gradient reduction that hides behind the backward pass, 0 to 1;
     `sharded_overlap` the same of gathers and reduce-scatters of sharded layers (unset: the same);
     `context_bytes` what a process holds before any tensor. `assumed` is true if any number was
-    not measured. `inputs_hash` covers graph, cluster, precision.
+    not measured. `inputs_hash` covers graph, cluster, precision. `global_batch` is the batch that
+    it was measured for: no larger microbatch was run (unset: it holds for any).
     """
 
     layers: Mapping[str, LayerTimes]
@@ -119,3 +120,4 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     versions: Mapping[str, str]
     inputs_hash: str
     sharded_overlap: float | None = None
+    global_batch: int | None = None

@@ -86,17 +86,28 @@ def load(path: Path) -> Profile:
     return profile
 
 
-def valid(profile: Profile, inputs: str, hardware: str, versions: Mapping[str, str]) -> list[str]:
+def valid(
+    profile: Profile,
+    inputs: str,
+    global_batch: int,
+    hardware: str,
+    versions: Mapping[str, str],
+) -> list[str]:
     """Why a profile must not be used here, one reason an input that differs; empty: it may.
 
-    `inputs` is the `inputs_hash` wanted. Of an assumed profile
-    only polyreme's own version counts.
+    `inputs` is the `inputs_hash` wanted. A profile made for a larger batch holds for a smaller one:
+    it has all microbatches of that. Of an assumed profile only polyreme's own version counts.
     """
     made_for, wanted = _inputs(profile.inputs_hash), _inputs(inputs)
     changed = [name for name in wanted if made_for.get(name) != wanted[name]]
     reasons = [f"{name}: made for {_ANOTHER[name]}" for name in changed if name in _ANOTHER]
     if "precision" in changed:
         reasons.append(f"precision: made at {profile.precision}, wanted {wanted['precision']}")
+    if profile.global_batch is not None and profile.global_batch < global_batch:
+        reasons.append(
+            f"batch: made for a global batch of {profile.global_batch}, wanted {global_batch}; "
+            "larger microbatches than it was made for were not measured"
+        )
     if profile.hardware != hardware:
         reasons.append(f"hardware: made on {profile.hardware}, this is {hardware}")
     for name in sorted({*profile.versions, *versions}):
@@ -131,13 +142,15 @@ def cache_path(folder: Path, inputs: str) -> Path:
     return folder / f"profile-{hashlib.sha256(inputs.encode()).hexdigest()[:16]}.json"
 
 
-def cached(folder: Path, inputs: str, hardware: str, versions: Mapping[str, str]) -> Profile | None:
+def cached(
+    folder: Path, inputs: str, global_batch: int, hardware: str, versions: Mapping[str, str]
+) -> Profile | None:
     """The kept profile if it may still be used; None if there is none, or it is stale or broken."""
     try:
         profile = load(cache_path(folder, inputs))
     except ConfigError:
         return None
-    return None if valid(profile, inputs, hardware, versions) else profile
+    return None if valid(profile, inputs, global_batch, hardware, versions) else profile
 
 
 def _faults(profile: Profile) -> list[tuple[str, str]]:

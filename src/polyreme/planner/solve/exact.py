@@ -13,11 +13,20 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
+from .alpa import alpa
 from .bounds import Bound, ascend
+from .galvatron import galvatron
+from .galvatron_bmw import galvatron_bmw
+from .grid import grid
 from .instance import Array, Assignment, Instance
+from .mcmc import mcmc
+from .pipedream import pipedream
+from .piper import piper
 from .segments import TooWide, is_apart, segments
 
 TOLERANCE = 1e-9  # relative: labels, and objectives, that differ by less are equal
+_QUICK = (galvatron_bmw, galvatron, piper, alpa, pipedream, mcmc, grid)  # asked without a proof
+_QUICK_S = 5.0  # each
 _WIDTHS = (300, 5_000, 100_000, 10**9)  # labels kept of each layer, pass by pass
 
 Index = npt.NDArray[np.int64]
@@ -29,7 +38,7 @@ def exact(instance: Instance, *, below: float = np.inf, deadline_s: float = 60.0
     It is given if it takes less than `below`. Stages are solved one by one where strategies change
     nothing for other layers (`segments`), else by labels: passes keep more and more of each layer,
     those of the lowest bounds; one that had to drop none ends with a proof. After `deadline_s`
-    seconds the best so far is given.
+    seconds the best so far is given, or what another solver of seconds finds, if that is better.
 
     Source: label setting with Lagrangian pruning, Handler and Zang 1980; knapsacks of stages,
     Nemhauser and Ullmann 1969.
@@ -57,6 +66,14 @@ def exact(instance: Instance, *, below: float = np.inf, deadline_s: float = 60.0
 
 
 def _chain(instance: Instance, below: float, end_s: float) -> Assignment:
+    best = _solved(instance, below, end_s)
+    for quick in () if best.proved else _QUICK:
+        found = quick(instance, below=min(below, best.objective_s), deadline_s=_QUICK_S)
+        best = replace(found, bound_s=best.bound_s) if found.stages else best
+    return best
+
+
+def _solved(instance: Instance, below: float, end_s: float) -> Assignment:
     families = _families(instance)
     instance = _thinned(instance, families)
     if is_apart(families):
@@ -74,6 +91,10 @@ def _chain(instance: Instance, below: float, end_s: float) -> Assignment:
     if bounds[0].value >= below * (1 - TOLERANCE):
         return replace(best, proved=True, bound_s=min(best.bound_s, below))
     for width in _WIDTHS:
+        if width == _WIDTHS[1]:  # no quick case: the better what is known, the more is pruned
+            found = galvatron_bmw(instance, below=below, deadline_s=_QUICK_S)
+            if found.stages:
+                best, below = replace(found, bound_s=best.bound_s), found.objective_s
         found, dropped = _pass(instance, families, bounds, below, width, end_s)
         if found.objective_s < below:
             best, below = replace(found, bound_s=best.bound_s), found.objective_s
