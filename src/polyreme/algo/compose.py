@@ -68,7 +68,7 @@ class DataParallel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             found.append(
                 Violation(path=f"{path}.feedback.masking", value=True, rule=rule, legal=legal)
             )
-        return found
+        return found + self.sync.refused_with(self)
 
     def refused(self, n: int) -> list[Violation]:
         """What forbids this algorithm for so many workers."""

@@ -84,10 +84,12 @@ class Seen:
     """What all workers told of one batch each, in order of workers.
 
     `apart` says that each steps on its own: then one whose batch is not finite has a weight of 0.
+    `workers` says whose the rows are (unset: all workers' in their order).
     """
 
     rows: tuple[Numbers, ...]
     apart: bool = False
+    workers: tuple[int, ...] = ()
 
     @staticmethod
     def of(told: Sequence[Sequence[Numbers]]) -> tuple[Seen, ...]:
@@ -107,7 +109,9 @@ class Seen:
     @property
     def bad(self) -> tuple[int, ...]:
         """Workers whose loss or gradient is not finite."""
-        return tuple(rank for rank, row in enumerate(self.rows) if not row.finite)
+        workers = self.workers or range(len(self.rows))
+        bad = (w for w, row in zip(workers, self.rows, strict=True) if not row.finite)
+        return tuple(sorted(set(bad)))
 
     @property
     def skipped(self) -> bool:
@@ -131,13 +135,15 @@ class Record:
     """What a step came to, for the log; answered with nothing.
 
     `step` counts from 1; `grad_norm` is of the gradient that the rule was given, where all of
-    them were given the same.
+    them were given the same. A server records each worker's alone, with its `delay`: how many
+    pushes were applied between the parameters that it was computed at and its own.
     """
 
     step: int
     seen: Seen
     lr: float
     grad_norm: float | None = None
+    delay: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -28,6 +28,11 @@ def mean(vectors: Iterable[torch.Tensor]) -> torch.Tensor:
     return (total / n).to(dtype)
 
 
+def span(n_entries: int, n_pieces: int, piece: int) -> tuple[int, int]:
+    """Where a piece of a vector starts and stops, of pieces as equal as can be."""
+    return n_entries * piece // n_pieces, n_entries * (piece + 1) // n_pieces
+
+
 @dataclass(frozen=True, kw_only=True)
 class Segment:
     """One tensor of the vector: entries `start` to `stop`."""
@@ -43,6 +48,31 @@ class Layout:
     """The tensors of a vector, in order."""
 
     segments: tuple[Segment, ...]
+
+    def pieces(self, n: int) -> tuple[Layout, ...]:
+        """Of equal pieces of the vector, found once; tensors that are cut have one dimension."""
+        held = self.__dict__.setdefault("_pieces", {})
+        if n not in held:
+            spans = (span(self.n_entries, n, piece) for piece in range(n))
+            held[n] = (self,) if n == 1 else tuple(self._cut(*each) for each in spans)
+        found: tuple[Layout, ...] = held[n]
+        return found
+
+    def _cut(self, start: int, stop: int) -> Layout:
+        segments = []
+        for each in self.segments:
+            first, last = max(start, each.start), min(stop, each.stop)
+            if first < last:
+                whole = (first, last) == (each.start, each.stop)
+                segments.append(
+                    Segment(
+                        name=each.name,
+                        shape=each.shape if whole else (last - first,),
+                        start=first - start,
+                        stop=last - start,
+                    )
+                )
+        return Layout(segments=tuple(segments))
 
     @staticmethod
     def of(shapes: Mapping[str, tuple[int, ...]]) -> Layout:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +41,7 @@ from ..algo.packet import Like, Message, Packet
 from ..algo.rule import SGD
 from ..algo.rule.kind import RuleKind
 from ..algo.sync.kind import SyncKind
+from ..algo.sync.served import Served
 from ..algo.topology import Gossip
 from ..algo.topology.graph.kind import GraphKind
 from ..algo.topology.kind import TopologyKind
@@ -114,7 +116,21 @@ def _rule(rule: RuleKind) -> tuple[list[str], list[str], list[str]]:
     return needs, costs, promises
 
 
+def _served(sync: Any) -> tuple[list[str], list[str], list[str]]:
+    plain = DataParallel(rule=SGD(), sync=sync)
+    params = torch.zeros(10_000)
+    state = sync.init(plain, params, replace(_worker(params), rank=N))
+    kept = _entries(state) / params.numel() - 1
+    needs = ["SGD without momentum" if sync.owns_momentum else "", "what each can send alone"]
+    there = _counted(sync.n_pushed, "vector")
+    batches = "a gradient" if sync.per_push == 1 else f"{sync.per_push} gradients"
+    costs = [f"{there} to servers and 1 back for {batches}"]
+    return needs, [*costs, f"{_vectors(kept)} at servers" if kept else ""], [sync.promise]
+
+
 def _sync(sync: Any) -> tuple[list[str], list[str], list[str]]:
+    if isinstance(sync, Served):
+        return _served(sync)
     plain = DataParallel(rule=SGD(), sync=sync)
     params = torch.zeros(10_000)
     state = sync.init(plain, params, _worker(params))

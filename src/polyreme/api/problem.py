@@ -58,6 +58,13 @@ def pose(
     there, accelerator = machines or machines_of(spec, cluster, devices)
     violations = [*check(spec, there.n_devices, trusted=("data",))]
     violations += checked(partial(split, spec, there.n_devices), "parallel") if simulated else []
+    sync = spec.data_parallel.sync
+    if sync.n_servers(there.n_devices) and not simulated:
+        name = type(sync).__name__
+        rule, legal = "has servers, which are simulated alone", "`polyreme simulate`, another sync"
+        violations.append(
+            Violation(path="data_parallel.sync.kind", value=name, rule=rule, legal=legal)
+        )
     if violations:
         raise ConfigError(violations)
     return posed(spec, there, accelerator)

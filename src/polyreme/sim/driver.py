@@ -59,6 +59,7 @@ class _Player:
     """One worker: its state between rounds, its program within one, its mail.
 
     `blocked` is the effect that it waits at, since `since_s`; `n_waits` tells its waits apart.
+    `begun` says that its round has had an answer: until then it can be taken back.
     """
 
     me: Worker
@@ -68,11 +69,12 @@ class _Player:
     blocked: Effect | None = None
     since_s: float = 0.0
     n_waits: int = 0
+    begun: bool = False
     spent: Spent = field(default_factory=Spent)
 
 
 class Simulation:
-    """Workers on a virtual clock; `play` runs them to a step.
+    """Workers, and their servers if they have any, on a virtual clock; `play` runs them to a step.
 
     Rounds are played one after another from `states`; between two calls of `play` there is no more
     than `states`, the time, and messages that nobody has asked for. What happens at the same time
@@ -80,6 +82,10 @@ class Simulation:
     function of the arguments. Gradients are computed when the first that was asked for is due, all
     of them by `together` if it is given. Messages are handed over as
     they are, not as bytes, and functions of all messages are called once: programs change neither.
+
+    Where there are servers, which follow the workers, nobody waits for all: `play` stops the clock
+    and the next one goes on from there. Servers are between rounds then, workers are not: `drain`
+    brings all there.
 
     `seed` is of the seconds that `compute` draws. `on_record` is told worker, record and time.
     """
@@ -108,6 +114,9 @@ class Simulation:
         self._players = [_Player(me=me, state=s) for me, s in zip(workers, states, strict=True)]
         self._met: list[_Player] = []
         self._until = self._n_active = 0
+        self._n = self._players[0].me.n
+        self._recorded = self._recorded_before()
+        self._going = self._draining = False
 
     @property
     def states(self) -> list[dict[str, Any]]:
@@ -148,18 +157,55 @@ class Simulation:
             RunError: Workers wait for what never comes, or do not fit together.
         """
         self._until, self._n_active = until, len(self._players)
+        if len(self._players) > self._n:
+            self._play_on()
+            return
         for player in self._players:
             self.clock.at(self.clock.now_s, self._begin, player)
         while self._n_active:
             if not self.clock.step():
-                waiting = [(p.me.rank, p.state["step"] + 1, p.blocked) for p in self._players]
-                raise stuck.deadlock(waiting, self.clock.now_s)
+                raise self._deadlock()
         for player in self._players:
             player.spent.wait_s += self.clock.now_s - player.since_s
 
+    def _recorded_before(self) -> int:
+        """Batches that servers told of."""
+        sync = self.algorithm.sync
+        servers = [player.state for player in self._players[self._n :]]
+        return sync.told_of(servers) * sync.per_push if servers else 0
+
+    def _play_on(self) -> None:
+        """The clock goes on until servers told of so many batches of each worker, in the mean."""
+        if not self._going:
+            self._going = True
+            for player in self._players:
+                self.clock.at(self.clock.now_s, self._begin, player)
+        while self._recorded < self._until * self._n:
+            if not self.clock.step():
+                raise self._deadlock()
+
+    def drain(self) -> None:
+        """What is computed is pushed, what is under way comes, and no worker begins anything."""
+        self._draining = True
+        while self.clock.step():
+            pass
+        for player in self._players:
+            if player.program is not None:
+                if player.begun:
+                    raise self._deadlock()
+                player.program.close()
+            player.spent.wait_s += self.clock.now_s - player.since_s
+            player.program = player.blocked = None
+        self._draining = self._going = False
+
+    def _deadlock(self) -> Exception:
+        waiting = [(p.me.rank, p.state["step"] + 1, p.blocked) for p in self._players]
+        return stuck.deadlock(waiting, self.clock.now_s)
+
     def _begin(self, player: _Player) -> None:
-        if player.state["step"] < self._until:
+        if self._going or player.state["step"] < self._until:
             player.program = self.algorithm.sync.round(self.algorithm, player.state, player.me)
+            player.begun = False
             self._go_on(player, None)
         else:
             self._n_active -= 1
@@ -175,6 +221,10 @@ class Simulation:
                 player.program, player.state = None, end.value
                 self.clock.at(self.clock.now_s, self._begin, player)
                 return
+            if self._draining and not player.begun and not isinstance(effect, Recv):
+                player.program.close()
+                player.program, player.since_s = None, self.clock.now_s
+                return
             answer = None
             if isinstance(effect, Send):
                 self._send(player, effect)
@@ -182,9 +232,11 @@ class Simulation:
                 answer = self._receive(player, effect)
                 if answer is None:
                     return
+                player.begun = True
             elif isinstance(effect, SumShards):
                 answer = effect.partial
             elif isinstance(effect, Record):
+                self._recorded += player.me.rank >= self._n
                 if self._on_record is not None:
                     self._on_record(player.me, effect, self.clock.now_s)
             elif isinstance(effect, Now):
@@ -196,7 +248,7 @@ class Simulation:
                 return
 
     def _wait(self, player: _Player, effect: Effect) -> None:
-        player.blocked, player.since_s = effect, self.clock.now_s
+        player.blocked, player.since_s, player.begun = effect, self.clock.now_s, True
         if isinstance(effect, Compute):
             me = player.me
             self._asked[me.rank] = effect
@@ -284,6 +336,7 @@ class Simulation:
         waited_s = max(mail.sent_s - player.since_s, 0.0)
         player.spent.wait_s += waited_s
         player.spent.comm_s += self.clock.now_s - player.since_s - waited_s
+        player.begun = True
         self._go_on(player, self._read(player, wants, mail))
 
     def _receive(self, player: _Player, effect: Recv) -> Received | None:
@@ -294,7 +347,7 @@ class Simulation:
                 return self._read(player, effect, mail)
         player.blocked, player.since_s = effect, self.clock.now_s
         player.n_waits += 1
-        if effect.timeout_s is not None:
+        if effect.timeout_s is not None and not (self._draining and not player.begun):
             when_s = self.clock.now_s + effect.timeout_s
             self.clock.at(when_s, self._give_up, player, player.n_waits)
         return None
@@ -308,4 +361,5 @@ class Simulation:
     def _give_up(self, player: _Player, number: int) -> None:
         if isinstance(player.blocked, Recv) and player.n_waits == number:
             player.spent.wait_s += self.clock.now_s - player.since_s
+            player.begun = True
             self._go_on(player, None)

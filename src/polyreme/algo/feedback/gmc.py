@@ -25,6 +25,7 @@ class GMC(FeedbackKind, frozen=True, kw_only=True, tag="GMC", tag_field="kind"):
     """
 
     owns_momentum: ClassVar[bool] = True
+    alone: ClassVar[bool] = False
     momentum: Beta = 0.9
 
     @property

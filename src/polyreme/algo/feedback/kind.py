@@ -32,6 +32,8 @@ class FeedbackKind(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     owns_momentum: ClassVar[bool] = False
     remembers: ClassVar[bool] = False
     """Whether a worker that sends nothing still counts with what is known of it."""
+    alone: ClassVar[bool] = True
+    """Whether `receive` makes sense of what one worker sent, without state."""
 
     @property
     def vectors(self) -> tuple[str, ...]:

@@ -30,6 +30,7 @@ class OneBitAdam(FeedbackKind, frozen=True, kw_only=True, tag="OneBitAdam", tag_
     """
 
     owns_momentum: ClassVar[bool] = True
+    alone: ClassVar[bool] = False
     warmup: Annotated[int, msgspec.Meta(ge=1)] = 1000
     betas: tuple[Beta, Beta] = (0.9, 0.999)
     eps: Positive = 1e-8

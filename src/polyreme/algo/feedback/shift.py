@@ -25,6 +25,7 @@ class DIANA(FeedbackKind, frozen=True, kw_only=True, tag="DIANA", tag_field="kin
     """
 
     remembers: ClassVar[bool] = True
+    alone: ClassVar[bool] = False
     alpha: Annotated[float, msgspec.Meta(ge=0, le=1)] = 0.1
 
     @property
@@ -61,6 +62,7 @@ class EF21(FeedbackKind, frozen=True, kw_only=True, tag="EF21", tag_field="kind"
     """
 
     remembers: ClassVar[bool] = True
+    alone: ClassVar[bool] = False
 
     @property
     def vectors(self) -> tuple[str, ...]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from .adaptive_period import AdaptivePeriod as AdaptivePeriod
+from .asgd import ASGD as ASGD
 from .cser import CSER as CSER
 from .every_step import EveryStep as EveryStep
 from .fed_avg import FedAvg as FedAvg
@@ -11,6 +12,11 @@ from .lazy import LAG as LAG
 from .lazy import ThreePoint as ThreePoint
 from .local_steps import DiLoCo as DiLoCo
 from .local_steps import LocalSteps as LocalSteps
+from .orlomo import OrLoMo as OrLoMo
+from .ormo import OrMo as OrMo
+from .ormo import OrMoDA as OrMoDA
+from .shifted_momentum import ShiftedMomentum as ShiftedMomentum
+from .smega2 import SMEGA2 as SMEGA2
 
 Sync = (
     EveryStep
@@ -22,4 +28,10 @@ Sync = (
     | LAG
     | ThreePoint
     | CSER
+    | ASGD
+    | ShiftedMomentum
+    | SMEGA2
+    | OrMo
+    | OrMoDA
+    | OrLoMo
 )

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import msgspec
 
-from ...errors import undefined
+from ...errors import Violation, undefined
 from .. import exchange
 from ..effects import Compute, Computed, Program, settled
 
@@ -51,6 +51,27 @@ class SyncKind(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     def round(self, algorithm: DataParallel, state: State, me: Worker) -> Program[State]:
         """One round."""
         raise undefined(self, "round")
+
+    @property
+    def per_push(self) -> int:
+        """Batches that a worker pushes to a server at once."""
+        return 1
+
+    def n_servers(self, n: int) -> int:
+        """Servers beside n workers: players whose numbers follow those of workers."""
+        return 0
+
+    def told_of(self, servers: Sequence[State]) -> int:
+        """Pushes that servers told of, from their states."""
+        return int(servers[0]["step"])
+
+    def whole(self, servers: Sequence[State]) -> torch.Tensor:
+        """The model, from the states of all servers in their order."""
+        raise undefined(self, "whole")
+
+    def refused_with(self, algorithm: DataParallel) -> list[Violation]:
+        """Members of the algorithm that this one does not go with."""
+        return []
 
     def agrees(self, algorithm: DataParallel) -> bool:
         """Whether all workers' `model` is the same between rounds, to the bit."""

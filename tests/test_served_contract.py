@@ -1,0 +1,145 @@
+"""What every served sync keeps to, whichever it is."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, get_args
+
+import msgspec
+import pytest
+import torch
+
+from polyreme.algo.compose import DataParallel
+from polyreme.algo.compress import TopK
+from polyreme.algo.feedback import ErrorFeedback
+from polyreme.algo.rule import SGD
+from polyreme.algo.sync import Sync
+from polyreme.algo.sync.served import Served
+from polyreme.runtime import own
+from polyreme.sim.compute import LogNormal
+from served import simulated
+
+torch.set_num_threads(1)
+MEMBERS = [kind() for kind in get_args(Sync) if issubclass(kind, Served)]
+each_member = pytest.mark.parametrize("sync", MEMBERS, ids=lambda sync: type(sync).__name__)
+N = 3
+
+
+def _gradient(rank: int, batch: int, w: torch.Tensor) -> torch.Tensor:
+    i = torch.arange(w.numel(), dtype=w.dtype)
+    return (1 + i % 3) * (w - (rank + 1) * torch.sin(i + rank + batch))
+
+
+def _of(sync, **more) -> DataParallel:
+    return DataParallel(**{"rule": SGD(), "sync": sync, **more})
+
+
+def _start(n: int = 12) -> torch.Tensor:
+    return torch.linspace(-1, 1, n, dtype=torch.float64)
+
+
+def _forms(state: Any) -> Any:
+    if isinstance(state, dict):
+        return {key: _forms(value) for key, value in state.items()}
+    return (tuple(state.shape), state.dtype) if torch.is_tensor(state) else type(state)
+
+
+def _tensors(state: Any) -> list[torch.Tensor]:
+    if isinstance(state, dict):
+        return [tensor for value in state.values() for tensor in _tensors(value)]
+    return [state] if torch.is_tensor(state) else []
+
+
+def _alike(one: Any, other: Any) -> bool:
+    if isinstance(one, dict):
+        return one.keys() == other.keys() and all(_alike(one[key], other[key]) for key in one)
+    return torch.equal(one, other) if torch.is_tensor(one) else one == other
+
+
+def _play(algorithm: DataParallel, gradient=_gradient, n: int = N, **more) -> Any:
+    options = {"lr": 0.01, "compute": LogNormal(spread=1.0), **more}
+    start = options.pop("start", None)
+    return simulated(algorithm, gradient, _start() if start is None else start, n, **options)
+
+
+@each_member
+def test_states_keep_their_form_and_can_be_kept(sync) -> None:
+    algorithm = _of(sync, compress=TopK(ratio=0.3), feedback=ErrorFeedback())
+    clock = _play(algorithm)
+    before = [_forms(state) for state in clock.states]
+    clock.play(3 * sync.per_push)
+    clock.drain()
+    assert [_forms(state) for state in clock.states] == before
+    assert all(own.named(state, rank) for rank, state in enumerate(clock.states))
+
+
+@each_member
+def test_a_bad_gradient_reaches_no_state(sync) -> None:
+    def gradient(rank: int, batch: int, w: torch.Tensor) -> torch.Tensor:
+        found = _gradient(rank, batch, w)
+        if batch == 1 and rank == 1:
+            found[3] = math.nan
+        return found
+
+    records: list[Any] = []
+    algorithm = _of(sync, compress=TopK(ratio=0.3), feedback=ErrorFeedback())
+    clock = _play(algorithm, gradient, on_record=lambda _me, record, _s: records.append(record))
+    clock.play(6 * sync.per_push)
+    clock.drain()
+    assert any(record.seen.bad == (1,) for record in records)
+    for state in clock.states:
+        assert all(tensor.isfinite().all() for tensor in _tensors(state))
+
+
+@each_member
+@pytest.mark.parametrize("n_entries", [1, 5])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_one_worker_and_short_vectors_are_trained(sync, n_entries: int, dtype) -> None:
+    start = torch.ones(n_entries, dtype=dtype)
+    clock = _play(_of(sync), n=1, start=start)
+    clock.play(6 * sync.per_push)
+    clock.drain()
+    model = sync.whole(clock.states[1:])
+    assert (model.shape, model.dtype) == (start.shape, dtype)
+    assert model.isfinite().all()
+    assert (model != start).any()
+
+
+@each_member
+def test_what_was_drained_goes_on_from_states_alone(sync) -> None:
+    algorithm = _of(sync)
+    first = _play(algorithm)
+    first.play(3 * sync.per_push)
+    first.drain()
+    one = _play(algorithm, states=[dict(state) for state in first.states])
+    other = _play(algorithm, states=[dict(state) for state in first.states])
+    one.play(7 * sync.per_push)
+    other.play(7 * sync.per_push)
+    one.drain()
+    other.drain()
+    assert all(_alike(a, b) for a, b in zip(one.states, other.states, strict=True))
+    assert not torch.equal(sync.whole(one.states[N:]), sync.whole(first.states[N:]))
+
+
+@each_member
+def test_a_quadratic_is_brought_down(sync) -> None:
+    """All workers have the same minimum, so that no member stops elsewhere."""
+    target = torch.sin(torch.arange(12).double())
+
+    def gradient(_rank: int, _batch: int, w: torch.Tensor) -> torch.Tensor:
+        return w - target
+
+    clock = _play(_of(sync), gradient, lr=0.02)
+    clock.play(400 * max(1, sync.per_push // 4))
+    model = sync.whole(clock.states[N:])
+    assert (model - target).norm() < 0.02 * (_start() - target).norm()
+
+
+@each_member
+def test_no_member_takes_more_servers_than_entries(sync) -> None:
+    if "servers" not in sync.__struct_fields__:
+        return
+    wide = msgspec.structs.replace(sync, servers=5)
+    clock = _play(_of(wide), n=2, start=torch.ones(5).double())
+    clock.play(4 * sync.per_push)
+    assert torch.isfinite(sync.whole(clock.states[2:])).all()
