@@ -29,6 +29,8 @@ class StepEvent(msgspec.Struct, frozen=True, kw_only=True, tag="step", tag_field
     is what one process sent. `memory_bytes` is the highest peak of any device so far. A step that
     was not finite has `skipped`, a `reason`, the `ranks` to blame if any are, and the first of
     them as `rank`. `sample_ids` are listed if asked for, in the order of the global batch.
+    `delays` says of each delay how many of the step's gradients had it, where workers do not wait:
+    how many others were applied between the parameters of a gradient and itself.
     """
 
     t: float
@@ -51,6 +53,7 @@ class StepEvent(msgspec.Struct, frozen=True, kw_only=True, tag="step", tag_field
     rank: int | None = None
     ranks: tuple[int, ...] | None = None
     sample_ids: tuple[int, ...] | None = None
+    delays: Mapping[int, int] | None = None
 
     @property
     def blamed(self) -> tuple[int, ...]:
@@ -67,6 +70,18 @@ class EvalEvent(msgspec.Struct, frozen=True, kw_only=True, tag="eval", tag_field
     attempt: int
     step: int
     metrics: Mapping[str, float | None]  # null where not finite
+
+
+class DelaysEvent(msgspec.Struct, frozen=True, kw_only=True, tag="delays", tag_field="kind"):
+    """Delays of all gradients that this attempt applied up to a step, by worker.
+
+    Of each worker that pushed it says of each delay how many of its gradients had it.
+    """
+
+    t: float
+    attempt: int
+    step: int
+    by_worker: Mapping[int, Mapping[int, int]]
 
 
 class CheckpointEvent(
@@ -105,7 +120,7 @@ class RestartEvent(msgspec.Struct, frozen=True, kw_only=True, tag="restart", tag
     devices: int
 
 
-Event = StepEvent | EvalEvent | CheckpointEvent | FaultEvent | RestartEvent
+Event = StepEvent | EvalEvent | DelaysEvent | CheckpointEvent | FaultEvent | RestartEvent
 
 
 class Summary(msgspec.Struct, frozen=True, kw_only=True):

@@ -135,15 +135,16 @@ class Record:
     """What a step came to, for the log; answered with nothing.
 
     `step` counts from 1; `grad_norm` is of the gradient that the rule was given, where all of
-    them were given the same. A server records each worker's alone, with its `delay`: how many
-    pushes were applied between the parameters that it was computed at and its own.
+    them were given the same. A server records each worker's alone, with its delay: how many
+    pushes were applied between the parameters that it was computed at and its own. `delays` are
+    of the rows of `seen`, if they have any.
     """
 
     step: int
     seen: Seen
     lr: float
     grad_norm: float | None = None
-    delay: int | None = None
+    delays: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)

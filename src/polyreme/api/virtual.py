@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from ..algo.effects import Record, Seen
 from ..runtime.driver import Said
 from ..runtime.timing import StepTimes
 from ..runtime.workers import Team, TeamState
@@ -13,7 +14,6 @@ from ..sim.driver import Simulation
 if TYPE_CHECKING:
     import torch
 
-    from ..algo.effects import Record
     from ..algo.sync.kind import State as WorkerState
     from ..algo.worker import Worker
     from ..runtime.applied import Applied
@@ -36,6 +36,7 @@ class Virtual:
     ) -> None:
         self._options, self._team, self._world, self._say = options, team, world, say
         self._records: list[Record] = []
+        self._done = 0
         self.put_states(team.begun())
         self.state = TeamState(team, self, applied, world)
 
@@ -57,20 +58,49 @@ class Virtual:
         assert self._done == first, "state and progress are of the same step"
         try:
             while self._done < stop:
-                yield self._round()
+                yield self._round(stop)
         finally:
             self._team.gradients.close()
 
-    def _round(self) -> list[Came]:
+    def _of_workers(self) -> list[Record]:
+        """What a round of all workers came to, which all of them record alike."""
         self._records.clear()
-        before, sent_bytes, now_s = self._spent(), self.sent_bytes, self.now_s
         self.simulation.play(self._done + 1)
-        n = self._team.n * max(1, len(self._records))
+        self._done = int(self.simulation.states[0]["step"])
+        return list(self._records)
+
+    def _of_servers(self, stop: int) -> list[Record]:
+        """What servers were told until it is as many steps of all workers as a push has batches."""
+        each = self._team.algorithm.sync.per_push
+        self.simulation.play(self._done + each)
+        steps = range(self._done + 1, min(self._done + each, stop) + 1)
+        found = [
+            Record(
+                step=step,
+                seen=Seen(
+                    rows=tuple(row for record in told for row in record.seen.rows),
+                    workers=tuple(rank for record in told for rank in record.seen.workers),
+                    apart=True,
+                ),
+                lr=told[-1].lr,
+                delays=tuple(delay for record in told for delay in record.delays),
+            )
+            for at, step in enumerate(steps)
+            if (told := self._records[at::each])
+        ]
+        self._records.clear()
+        self._done = steps[-1]
+        return found
+
+    def _round(self, stop: int) -> list[Came]:
+        before, sent_bytes, now_s = self._spent(), self.sent_bytes, self.now_s
+        records = self._of_servers(stop) if self._team.servers else self._of_workers()
+        n = self._team.n * max(1, len(records))
         compute_s, comm_s, wait_s = (
             (after - held) / n for after, held in zip(self._spent(), before, strict=True)
         )
         return self._team.came(
-            list(self._records),
+            records,
             StepTimes(
                 step_s=(self.now_s - now_s) * self._team.n / n,
                 compute_s=compute_s,
@@ -90,19 +120,27 @@ class Virtual:
         """Of all workers."""
         return dict(enumerate(self.simulation.states))
 
-    def put_states(self, states: Mapping[int, WorkerState]) -> None:
+    def rest(self) -> None:
+        """What is under way comes; what is told of it is of the next step."""
+        if self._team.servers:
+            self.simulation.drain()
+
+    def put_states(self, states: Mapping[int, WorkerState], done: int = 0) -> None:
         """Go on from these, with the clock at 0."""
         options, team = self._options, self._team
-        workers: Sequence[Worker] = [team.workers[rank] for rank in range(team.n)]
+        self._done = done
+        players = team.workers | team.servers
+        workers: Sequence[Worker] = [players[rank] for rank in sorted(players)]
         seed = team.job.train.seed if options.seed is None else options.seed
         self.simulation = Simulation(
             team.algorithm,
             workers,
-            [dict(states[rank]) for rank in range(team.n)],
+            [dict(states[rank]) for rank in sorted(players)],
             team.gradients,
             compute=options.compute,
             network=options.network,
             seed=seed,
+            done=done,
             on_record=self._on_record,
             together=team.gradients.together,
         )
@@ -110,10 +148,6 @@ class Virtual:
     def each(self, own: Mapping[int, torch.Tensor]) -> Iterator[torch.Tensor]:
         """The tensors of all workers in their order."""
         return (own[rank] for rank in range(self._team.n))
-
-    @property
-    def _done(self) -> int:
-        return int(self.simulation.states[0]["step"])
 
     def _spent(self) -> tuple[float, float, float]:
         spent = self.simulation.spent
@@ -124,5 +158,5 @@ class Virtual:
         )
 
     def _on_record(self, worker: Worker, record: Record, now_s: float) -> None:
-        if worker.rank == 0:  # all workers record the same
+        if worker.rank == 0 or worker.rank >= worker.n:  # workers that meet record the same
             self._records.append(record)

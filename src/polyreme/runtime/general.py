@@ -83,7 +83,10 @@ class General:
         """Of this worker."""
         return {self._world.rank: self._player.state}
 
-    def put_states(self, states: Mapping[int, WorkerState]) -> None:
+    def rest(self) -> None:
+        """Between two steps it is there."""
+
+    def put_states(self, states: Mapping[int, WorkerState], done: int = 0) -> None:
         """Go on from this."""
         self._player.state = dict(states[self._world.rank])
 

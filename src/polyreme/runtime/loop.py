@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterable
 from contextlib import closing
 from pathlib import Path
 
@@ -126,6 +127,7 @@ class _Run:
         self.step_s: list[float] = []
         self.compute_s: list[float] = []
         self.n_skipped = 0
+        self.delays: dict[int, list[int]] = {}
         self._left_out: tuple[int, ...] = ()  # those that step on their own and last could not
         self.peak_bytes = 0
 
@@ -179,6 +181,15 @@ class _Run:
                 self.route.begin()
         if not stopped and self.evaluated != done:
             stopped = self._evaluate()
+        if self.log is not None and self.delays:
+            self.log.write(
+                runlog.DelaysEvent(
+                    t=self.log.t,
+                    attempt=self.log.attempt,
+                    step=done,
+                    by_worker={w: _histogram(self.delays[w]) for w in sorted(self.delays)},
+                )
+            )
         if self._saved() != done:  # it was not due, or failed
             self._save()
             self._saved()
@@ -212,6 +223,8 @@ class _Run:
         self.step_s.append(result.times.step_s)
         self.compute_s.append(result.times.compute_s)
         self.n_skipped += result.skipped
+        for worker, delay in came.delays:
+            self.delays.setdefault(worker, []).append(delay)
         self.peak_bytes = max(self.peak_bytes, result.memory_bytes)
         if not result.skipped:
             self.final_loss = result.loss
@@ -313,6 +326,7 @@ class _Run:
                 rank=result.rank,
                 ranks=result.bad_ranks if result.skipped else None,
                 sample_ids=came.sample_ids() if listed else None,
+                delays=_histogram(delay for _, delay in came.delays) if came.delays else None,
             )
         )
 
@@ -365,3 +379,8 @@ class _Run:
 def _due(every: int | None, before: int, done: int) -> bool:
     """Whether a multiple of `every` came with the last steps."""
     return every is not None and done // every > before // every
+
+
+def _histogram(delays: Iterable[int]) -> dict[int, int]:
+    """How often each occurs, the shortest first."""
+    return dict(sorted(Counter(delays).items()))

@@ -24,7 +24,8 @@ class Came:
     """What a step came to. `lr`, `n_samples`, `sample_ids` are of all workers together.
 
     `sent_bytes` are this rank's; `read` is what the parts of the ranks in this process were made
-    of, `read_ids` gives the numbers of a rank's samples.
+    of, `read_ids` gives the numbers of a rank's samples. `delays` are of gradients that were
+    applied, with the worker of each.
     """
 
     result: StepResult
@@ -34,6 +35,7 @@ class Came:
     sample_ids: Callable[[], tuple[int, ...] | None]
     read: Mapping[int, Read]
     read_ids: Callable[[int], list[list[int]]]
+    delays: tuple[tuple[int, int], ...] = ()
 
 
 class Route(Protocol):

@@ -31,11 +31,14 @@ class Workers(Protocol):
     def states(self) -> Mapping[int, WorkerState]:
         """Of this process's workers, by number, between rounds."""
 
-    def put_states(self, states: Mapping[int, WorkerState]) -> None:
-        """Go on from these."""
+    def put_states(self, states: Mapping[int, WorkerState], done: int = 0) -> None:
+        """Go on from these, after so many steps."""
 
     def each(self, own: Mapping[int, torch.Tensor]) -> Iterator[torch.Tensor]:
         """One tensor of every worker, in order of workers; all processes call it together."""
+
+    def rest(self) -> None:
+        """Bring all of them between rounds."""
 
 
 class Team:
@@ -56,22 +59,30 @@ class Team:
         self.gradients = Gradients(applied, feeds, seed=job.train.seed)
         self.part = _part(applied)
         self.workers = {rank: self._worker(rank) for rank in feeds}
+        served = range(n, n + self.algorithm.sync.n_servers(n))
+        self.servers = {rank: self._worker(rank) for rank in served}
 
     def begun(self) -> dict[int, WorkerState]:
         """States before the first round, at the parameters that are in the stage."""
         sync, start = self.algorithm.sync, self.gradients.start()
-        return {
-            rank: sync.init(self.algorithm, start.clone(), me) for rank, me in self.workers.items()
-        }
+        players = self.workers | self.servers
+        return {rank: sync.init(self.algorithm, start.clone(), me) for rank, me in players.items()}
 
     def settle(self, workers: Workers) -> None:
         """Bring the mean model, and the mean of buffers, into the stage."""
         sync, states = self.algorithm.sync, workers.states()
+        if self.servers:
+            self.gradients.put(sync.whole([states[rank] for rank in self.servers]))
+            self._settle_buffers(workers)
+            return
         models = {rank: sync.model(state) for rank, state in states.items()}
         if sync.agrees(self.algorithm):
             self.gradients.put(next(iter(models.values())))
         else:
             self.gradients.put(mean(workers.each(models)))
+        self._settle_buffers(workers)
+
+    def _settle_buffers(self, workers: Workers) -> None:
         buffers = self.gradients.buffers
         count = len(next(iter(buffers.values())))
         self.gradients.put_buffers(
@@ -86,22 +97,24 @@ class Team:
         return {
             rank: {
                 **state,
-                "buffers": {str(i): b for i, b in enumerate(self.gradients.buffers[rank])},
+                "buffers": {str(i): b for i, b in enumerate(self.gradients.buffers.get(rank, ()))},
             }
             for rank, state in workers.states().items()
         }
 
     def take(self, workers: Workers, reader: Reader, index: Index) -> None:
         """States as they were, or the mean of all where there were more or fewer workers."""
-        if own.n_workers(index) == self.n:
+        if own.n_workers(index) == self.n + len(self.servers):
             kept = self.kept(workers)
             found = {r: own.read(reader, state, r, self.part) for r, state in kept.items()}
             for rank, state in found.items():
-                self.gradients.buffers[rank] = list(state.pop("buffers").values())
+                buffers = list(state.pop("buffers").values())
+                if rank in self.workers:
+                    self.gradients.buffers[rank] = buffers
         else:
             begun = self.begun().items()
             found = {rank: own.shared(reader, index, state, self.part) for rank, state in begun}
-            for rank in found:  # what is in the stage is the mean already
+            for rank in self.workers:  # what is in the stage is the mean already
                 live = [slot.tensor for slot in self.gradients.applied.buffers]
                 self.gradients.buffers[rank] = [tensor.clone() for tensor in live]
         workers.put_states(found)
@@ -137,6 +150,7 @@ class Team:
                 sample_ids=self._ids(record.step - 1),
                 read={rank: read for rank, (_, read) in told.items()},
                 read_ids=lambda rank: gradients.feeds[rank].own_ids(told[rank][0]),
+                delays=tuple(zip(record.seen.workers, record.delays, strict=False)),
             )
             for number, record in enumerate(records)
         ]
@@ -173,11 +187,13 @@ class TeamState(State):
 
     def tensors(self) -> dict[str, torch.Tensor]:
         """The mean model by name; all ranks call it together."""
+        self._workers.rest()
         self._team.settle(self._workers)
         return super().tensors()
 
     def own(self) -> dict[str, torch.Tensor]:
         """This process's workers' own state by name."""
+        self._workers.rest()
         kept = self._team.kept(self._workers)
         part = self._team.part
         return {k: v for r, state in kept.items() for k, v in own.named(state, r, part).items()}
@@ -185,7 +201,7 @@ class TeamState(State):
     def lacking(self, index: Index) -> list[str]:
         """Where workers' states in a checkpoint are not of this algorithm; none at all may be."""
         n, kept, part = own.n_workers(index), self._team.kept(self._workers), self._team.part
-        if n == self._team.n:
+        if n == self._team.n + len(self._team.servers):
             return [
                 words for r, state in kept.items() for words in own.unlike(index, state, r, part)
             ]
@@ -199,7 +215,9 @@ class TeamState(State):
         """Go on from there, also with workers that begin at a checkpoint which had none."""
         super().restored(progress)
         states = self._workers.states()
-        self._workers.put_states({r: {**each, "step": progress.step} for r, each in states.items()})
+        if not self._team.servers:  # who come and go count steps of their own
+            states = {rank: {**each, "step": progress.step} for rank, each in states.items()}
+        self._workers.put_states(states, progress.step)
 
 
 def _part(applied: Applied) -> str:

@@ -87,7 +87,8 @@ class Simulation:
     and the next one goes on from there. Servers are between rounds then, workers are not: `drain`
     brings all there.
 
-    `seed` is of the seconds that `compute` draws. `on_record` is told worker, record and time.
+    `done` steps have been done before. `seed` is of the seconds that `compute` draws. `on_record`
+    is told worker, record and time.
     """
 
     def __init__(
@@ -100,6 +101,7 @@ class Simulation:
         compute: ComputeModel = _ALIKE,
         network: Network = _USUAL,
         seed: int = 0,
+        done: int = 0,
         on_record: Callable[[Worker, Record, float], None] | None = None,
         together: Together | None = None,
     ) -> None:
@@ -115,7 +117,7 @@ class Simulation:
         self._met: list[_Player] = []
         self._until = self._n_active = 0
         self._n = self._players[0].me.n
-        self._recorded = self._recorded_before()
+        self._recorded = done * self._n
         self._going = self._draining = False
 
     @property
@@ -168,12 +170,6 @@ class Simulation:
         for player in self._players:
             player.spent.wait_s += self.clock.now_s - player.since_s
 
-    def _recorded_before(self) -> int:
-        """Batches that servers told of."""
-        sync = self.algorithm.sync
-        servers = [player.state for player in self._players[self._n :]]
-        return sync.told_of(servers) * sync.per_push if servers else 0
-
     def _play_on(self) -> None:
         """The clock goes on until servers told of so many batches of each worker, in the mean."""
         if not self._going:
@@ -185,8 +181,11 @@ class Simulation:
                 raise self._deadlock()
 
     def drain(self) -> None:
-        """What is computed is pushed, what is under way comes, and no worker begins anything."""
-        self._draining = True
+        """What is computed is pushed, what is under way comes, and no worker begins anything.
+
+        What comes so is not counted: the steps that are done stay those that were.
+        """
+        self._draining, recorded = True, self._recorded
         while self.clock.step():
             pass
         for player in self._players:
@@ -197,6 +196,7 @@ class Simulation:
             player.spent.wait_s += self.clock.now_s - player.since_s
             player.program = player.blocked = None
         self._draining = self._going = False
+        self._recorded = recorded
 
     def _deadlock(self) -> Exception:
         waiting = [(p.me.rank, p.state["step"] + 1, p.blocked) for p in self._players]

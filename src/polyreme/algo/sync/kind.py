@@ -61,10 +61,6 @@ class SyncKind(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         """Servers beside n workers: players whose numbers follow those of workers."""
         return 0
 
-    def told_of(self, servers: Sequence[State]) -> int:
-        """Pushes that servers told of, from their states."""
-        return int(servers[0]["step"])
-
     def whole(self, servers: Sequence[State]) -> torch.Tensor:
         """The model, from the states of all servers in their order."""
         raise undefined(self, "whole")

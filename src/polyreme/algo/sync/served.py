@@ -276,7 +276,7 @@ class Served(SyncKind, frozen=True, kw_only=True):
             after = {**after, **changed, "version": state["version"] + 1}
         for number, row in enumerate(push.rows if came and me.rank == me.n else ()):
             seen = Seen(rows=(row,), apart=True, workers=(push.worker,))
-            yield Record(step=step + number + 1, seen=seen, lr=lr, delay=delay)
+            yield Record(step=step + number + 1, seen=seen, lr=lr, delays=(delay,))
         changed, workers = self.answered(after, push, me)
         after = {**after, **changed}
         for worker in workers:
