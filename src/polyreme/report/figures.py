@@ -28,7 +28,7 @@ def column(run: Run, field: str) -> np.ndarray:
 
 def learning(run: Run) -> Figure | None:
     """Training and held-out loss with baselines, and what happened on the way below them."""
-    plot, led = Plot(_axes(run)), led_to_end(run)
+    plot, led = Plot(axes_of(run)), led_to_end(run)
     kept, lost = np.flatnonzero(led), np.flatnonzero(~led)
     every = column(run, "loss")
     loss = every[kept]
@@ -56,7 +56,7 @@ def learning(run: Run) -> Figure | None:
 def metrics(run: Run) -> Figure | None:
     """Every other metric of the evaluations."""
     names = _metric_names(run, loss=False)
-    plot = Plot(_axes(run))
+    plot = Plot(axes_of(run))
     for name in names:
         _metric(plot, run, name)
     return plot.figure("metrics", "Metrics", ", ".join(names), "") if names else None
@@ -72,7 +72,7 @@ def rates(run: Run) -> tuple[Figure, ...]:
         kept = np.flatnonzero(led_to_end(run))
         values = column(run, field)[kept]
         if np.isfinite(values).any():
-            plot = Plot(_axes(run))
+            plot = Plot(axes_of(run))
             plot.line(title.lower(), values, colour, at=kept)
             alt = f"{title.lower()}, last {number(values[np.isfinite(values)][-1])}"
             found.append(plot.figure(field, title, alt, "", from_zero=True))
@@ -87,7 +87,7 @@ def throughput(run: Run) -> Figure | None:
     step_s = column(run, "step_s")[kept]
     samples = column(run, "samples")[kept]
     rate = np.divide(samples, step_s, where=step_s > 0, out=step_s * np.nan)
-    plot = Plot(_axes(run))
+    plot = Plot(axes_of(run))
     many = len(kept) > 60
     label = "each step" if many else "samples per second"
     plot.line(label, rate, "compute", at=kept, faint=many)
@@ -103,7 +103,7 @@ def step_time(run: Run) -> Figure | None:
     """Mean compute, communication and waiting of a step, in stretches of the run."""
     if not run.steps:
         return None
-    axes = _axes(run)
+    axes = axes_of(run)
     kept = np.flatnonzero(led_to_end(run))
     stretches = np.array_split(kept, min(TIME_BINS, len(kept))) if len(kept) else []
     middles = np.array([stretch[len(stretch) // 2] for stretch in stretches], dtype=np.int64)
@@ -129,7 +129,7 @@ def overlaid(runs: Sequence[Run]) -> Figure | None:
     for index, run in enumerate(runs):
         if not run.steps:
             continue
-        plot = Plot(_axes(run))
+        plot = Plot(axes_of(run))
         kept = np.flatnonzero(led_to_end(run))
         loss = column(run, "loss")[kept]
         plot.line(run.name, smoothed(loss), f"run{index % 8}", at=kept, dash=index)
@@ -151,7 +151,8 @@ def overlaid(runs: Sequence[Run]) -> Figure | None:
     return joined.figure("overlaid", "Loss", alt, "nats", log_switch=True)
 
 
-def _axes(run: Run) -> Axes:
+def axes_of(run: Run) -> Axes:
+    """Where the steps of a run lie on each of the axes."""
     return Axes(
         np.array([event.step for event in run.steps], dtype=np.int64),
         np.array([event.t for event in run.steps], dtype=np.float64),

@@ -101,15 +101,16 @@ def _single(run: Run, versus: Against | None, comparison: dict[str, Any] | None)
     drawn = curves(run)
     view = run_view(run, versus.effectiveness if versus else None) | drawn
     all_figures = [
-        *(drawn[name] for name in ("learning", "metrics", "throughput", "step_time")),
+        *(drawn[name] for name in ("learning", "metrics", "throughput", "step_time", "delays")),
         *drawn["rates"],
     ]
     sections = SINGLE_SECTIONS
     if comparison:
         sections = (sections[0], ("reference", "Reference"), *sections[1:])
-    if view["checkpoints"]:
-        place = sections.index(("memory", "Memory"))
-        sections = (*sections[:place], ("checkpoints", "Checkpoints"), *sections[place:])
+    before = sections.index(("memory", "Memory"))
+    more = [("delays", "Delays")] if view["delays_line"] else []
+    more += [("checkpoints", "Checkpoints")] if view["checkpoints"] else []
+    sections = (*sections[:before], *more, *sections[before:])
     if view["trouble"]:
         sections = (("trouble", "What went wrong"), *sections)
     return fill(

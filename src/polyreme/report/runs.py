@@ -15,6 +15,7 @@ from ..plan import store
 from ..plan.ir import Plan
 from ..runlog import (
     CheckpointEvent,
+    DelaysEvent,
     EvalEvent,
     Event,
     FaultEvent,
@@ -44,6 +45,7 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     summary: Summary | None
     steps: tuple[StepEvent, ...]
     evals: tuple[EvalEvent, ...]
+    delays: tuple[DelaysEvent, ...] = ()
     checkpoints: tuple[CheckpointEvent, ...]
     faults: tuple[FaultEvent, ...]
     restarts: tuple[RestartEvent, ...]
@@ -132,6 +134,7 @@ def read_run(folder: Path) -> Run:
         summary=summary,
         steps=tuple(event for event in events if isinstance(event, StepEvent)),
         evals=tuple(event for event in events if isinstance(event, EvalEvent)),
+        delays=tuple(event for event in events if isinstance(event, DelaysEvent)),
         checkpoints=tuple(event for event in events if isinstance(event, CheckpointEvent)),
         faults=tuple(event for event in events if isinstance(event, FaultEvent)),
         restarts=tuple(event for event in events if isinstance(event, RestartEvent)),

@@ -11,7 +11,7 @@ from markupsafe import Markup
 from ..plan.describe import describe
 from ..plan.ir import Plan
 from ..units import apart, count, show_seconds
-from . import figures, tables, trouble
+from . import delays, figures, tables, trouble
 from .attempts import attempts
 from .beside import beside
 from .drawing import devices_svg, order_svg, segments
@@ -66,6 +66,9 @@ def run_view(run: Run, effectiveness: float | None = None) -> dict[str, Any]:
         "checkpoints": trouble.checkpoint_rows(run),
         "checkpoints_line": trouble.checkpoint_line(run),
         "checkpoint_heads": trouble.CHECKPOINT_HEADS,
+        "delays_line": delays.line(run),
+        "delays_heads": delays.HEADS,
+        "delays_rows": delays.rows(run),
         "w": product(parts),
         "factors": parts,
         "sentence": meaning_of_w(run, parts),
@@ -98,6 +101,7 @@ def curves(run: Run) -> dict[str, Any]:
         "metrics": figures.metrics(run),
         "throughput": figures.throughput(run),
         "step_time": figures.step_time(run),
+        "delays": delays.curve(run),
     }
 
 
