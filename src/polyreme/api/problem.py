@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from ..algo.sync.served import Served
 from ..cluster import accelerator as accelerators
 from ..cluster.detect import detect
 from ..cluster.parse import first, parse
@@ -45,23 +46,24 @@ def pose(
     cluster: str | None = None,
     devices: int | None = None,
     machines: tuple[Cluster, Accelerator] | None = None,
+    apart: bool = False,
     simulated: bool = False,
 ) -> Problem:
     """The problem of a spec on the named cluster (see `cluster.parse`), or on this machine.
 
-    `machines` is what `here` found before, in another process of the same command. `simulated` is
-    set where its devices stand for simulated workers.
+    `machines` is what `here` found before, in another process of the same command. `apart` is set
+    where each device is a worker that has the whole model, `simulated` where these are simulated.
 
     Raises:
         ConfigError: spec, model, data and cluster do not go together; every reason.
     """
     there, accelerator = machines or machines_of(spec, cluster, devices)
     violations = [*check(spec, there.n_devices, trusted=("data",))]
-    violations += checked(partial(split, spec, there.n_devices), "parallel") if simulated else []
+    violations += checked(partial(split, spec, there.n_devices), "parallel") if apart else []
     sync = spec.data_parallel.sync
-    if sync.n_servers(there.n_devices) and not simulated:
+    if sync.n_servers(there.n_devices) and not (simulated or isinstance(sync, Served)):
         name = type(sync).__name__
-        rule, legal = "has servers, which are simulated alone", "`polyreme simulate`, another sync"
+        rule, legal = "is simulated alone so far", "`polyreme simulate`, another sync"
         violations.append(
             Violation(path="data_parallel.sync.kind", value=name, rule=rule, legal=legal)
         )
@@ -122,22 +124,22 @@ def simulated_of(workers: int) -> tuple[Cluster, Accelerator]:
 
 
 def split(spec: Spec, workers: int) -> Iterator[Violation]:
-    """What of a split a simulation would leave aside: each of its workers is one device.
+    """What of a split would be left aside: each worker is one device.
 
     All of them train, with a part of the batch each.
     """
     parallel = spec.parallel
     if parallel.plan is not None:
-        rule = "is not simulated: each worker has the whole model on one device"
+        rule = "is not split here: each worker has the whole model on one device"
         yield Violation(path="parallel.plan", value=parallel.plan, rule=rule, legal="leave it out")
         return
     for axis in ("shard", "tp", "cp", "ep", "pp"):
         degree = getattr(parallel, axis)
         if degree is not None and degree > 1:
-            rule = "is not simulated: each worker has the whole model on one device"
+            rule = "is not split here: each worker has the whole model on one device"
             yield Violation(path=f"parallel.{axis}", value=degree, rule=rule, legal="1")
     if parallel.replica not in (None, workers):
-        rule = "is not the number of simulated workers"
+        rule = "is not the number of workers"
         legal = f"{workers} (or leave it out)"
         yield Violation(path="parallel.replica", value=parallel.replica, rule=rule, legal=legal)
     elif parallel.replica is None and spec.data_parallel.is_plain:  # others are judged by `check`

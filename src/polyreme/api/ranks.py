@@ -149,6 +149,20 @@ def simulated(request: Request, problem: Problem, make_route: MakeRoute) -> None
         _train(request, problem, None, plan, source, world, stop, _Virtually(make_route))
 
 
+def served(request: Request, problem: Problem, make_route: MakeRoute) -> None:
+    """Train with workers and servers in processes of their own, which the route begins."""
+    with _asked_to_stop() as stop, mesh.watched(request.accelerator, 0.0) as world:
+        spec, plan = problem.spec, request.plans[0]
+        source = spec.data.open(spec.train.seq_len, spec.train.seed)
+        n_workers = n_replicas(plan)
+        steps.arranged(spec, source, n_workers=n_workers)
+        folders.make_way(request.folder, request.resume)
+        folders.begin(request.folder, spec, request.plans, None)
+        _leave_start(request)
+        _say(request, f"{n_workers} worker{'s' * (n_workers > 1)} and their servers")
+        _train(request, problem, None, plan, source, world, stop, make_route=make_route)
+
+
 class _Virtually:
     """Makes the route of a simulation, and tells its time."""
 
@@ -262,6 +276,7 @@ def _train(
     world: World,
     stop: Callable[[], bool],
     virtually: _Virtually | None = None,
+    make_route: MakeRoute | None = None,
 ) -> runlog.Summary | None:
     spec, folder = problem.spec, request.folder
     trackers = open_trackers(spec.report.trackers, folder) if world.is_first else []
@@ -317,7 +332,7 @@ def _train(
                 algorithm=spec.data_parallel,
                 folder=folder,
                 partition=spec.data.partition,
-                general=virtually is not None,
+                general=virtually is not None or make_route is not None,
             ),
             world,
             log=log,
@@ -325,7 +340,7 @@ def _train(
             save=saver,
             load=load if request.resume else None,
             progress=bar,
-            make_route=virtually,
+            make_route=virtually or make_route,
         )
         try:
             save_final(outcome.state, folder, graph=problem.graph)

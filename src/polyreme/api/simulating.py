@@ -42,14 +42,14 @@ def _run(
     from .virtual import Virtual
 
     cluster, accelerator = simulated_of(spec.simulate.workers)
-    problem = pose(spec, machines=(cluster, accelerator), simulated=True)
+    problem = pose(spec, machines=(cluster, accelerator), apart=True, simulated=True)
     start = starting.begin(resume, folder, uuid.uuid4().hex)
     request = ranks.Request(
         spec=spec,
         cluster=cluster,
         accelerator=accelerator,
         folder=folder,
-        plans=(_plan(problem),),
+        plans=(plan_of(problem),),
         start=start,
         resume=start.first,
         progress=progress,
@@ -65,7 +65,7 @@ def _run(
     return judged(spec, folder)
 
 
-def _plan(problem: Problem) -> Plan:
+def plan_of(problem: Problem) -> Plan:
     """Every worker on one device, its batch in microbatches of the size that was asked for."""
     from ..planner.draft import Draft, Strategy
     from ..planner.space import write_plan

@@ -42,9 +42,13 @@ def train(
     given = plans.load(Path(named)) if isinstance(named, str | Path) else named
     folders.refuse_absent(resume)
     steps.refuse_unlike(spec)
-    if is_launched():
+    if is_launched() and not spec.data_parallel.sync.n_servers(1):
         with folders.claimed(folder) if read_place().rank == 0 else nullcontext():
             return _join(spec, folder, given, resume, progress, start_s)
+    if spec.data_parallel.sync.n_servers(1):
+        from . import serving
+
+        return serving.train(spec, folder, devices=devices, resume=resume, progress=progress)
     preload = (*PRELOAD, *_PRELOAD, *spec.imports)
     with folders.claimed(folder), Launcher(preload=preload) as launcher:
         return _launch(launcher, spec, folder, devices, given, resume, progress, start_s)

@@ -25,6 +25,16 @@ def named(state: Mapping[str, Any], rank: int, part: str = "") -> dict[str, torc
     return {f"{PREFIX}{rank}/{part}{path}": _tensor(leaf) for path, leaf in _leaves(state)}
 
 
+def apart(state: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+    """The same of one player, where no tensor shares memory with another."""
+    return {name: tensor.clone() for name, tensor in named(state, 0).items()}
+
+
+def joined(tensors: Mapping[str, torch.Tensor], template: Mapping[str, Any]) -> Any:
+    """The state that `apart` gave these tensors of; `template` says of which form."""
+    return _rebuilt(template, lambda path, leaf: _as(leaf, tensors[f"{PREFIX}0/{path}"]))
+
+
 def n_workers(index: Index) -> int:
     """Of how many workers a checkpoint holds the state."""
     found = (re.match(rf"{PREFIX}(\d+)/", name) for name in index.tensors)

@@ -73,16 +73,17 @@ class Team:
         sync, states = self.algorithm.sync, workers.states()
         if self.servers:
             self.gradients.put(sync.whole([states[rank] for rank in self.servers]))
-            self._settle_buffers(workers)
+            self.settle_buffers(workers)
             return
         models = {rank: sync.model(state) for rank, state in states.items()}
         if sync.agrees(self.algorithm):
             self.gradients.put(next(iter(models.values())))
         else:
             self.gradients.put(mean(workers.each(models)))
-        self._settle_buffers(workers)
+        self.settle_buffers(workers)
 
-    def _settle_buffers(self, workers: Workers) -> None:
+    def settle_buffers(self, workers: Workers) -> None:
+        """Bring the mean of workers' buffers into the stage."""
         buffers = self.gradients.buffers
         count = len(next(iter(buffers.values())))
         self.gradients.put_buffers(

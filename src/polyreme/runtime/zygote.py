@@ -102,7 +102,7 @@ def main(link_fd: int, parent: int) -> None:
     """Serve requests until the link closes."""
     for number in _ASKED:
         signal.signal(number, _end)
-    _die_with(parent)
+    die_with(parent)
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     link = Connection(link_fd)
     try:
@@ -178,7 +178,7 @@ def _tell(asked_end: int) -> None:
 
 def _be(request: Request, rank: int, box: Path, parent: int) -> None:
     """Be a rank; never returns. The interpreter is not torn down: libraries crash or hang there."""
-    _die_with(parent)
+    die_with(parent)
     os.environ.update(request.environment[rank])
     os.environ[RECORD] = str(box / f"{rank}.record")
     stack = stacks.answer(box, rank)
@@ -231,7 +231,7 @@ def _is_backend(error: BaseException, record: Path) -> bool:
     return isinstance(error, tuple(kinds)) or (isinstance(error, RuntimeError) and failed(record))
 
 
-def _die_with(parent: int) -> None:
+def die_with(parent: int) -> None:
     """Have the kernel kill this process when its parent ends (Linux; elsewhere the parent does)."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)

@@ -280,12 +280,15 @@ class Served(SyncKind, frozen=True, kw_only=True):
         changed, workers = self.answered(after, push, me)
         after = {**after, **changed}
         for worker in workers:
-            piece = self.answer(after, worker, me)
-            like = Like((piece.numel(),), exchange.name(piece))
-            packet = Packet(buffers=(piece,), like=like, kind=WHOLE)
-            said = heading((self.told(after, worker),))
-            yield Send(to=worker, message=Message(packets=(said, packet)))
+            yield Send(to=worker, message=self.reply(after, worker, me))
         return after
+
+    def reply(self, state: State, worker: int, me: Worker) -> Message:
+        """What a server sends a worker, with the version that it is told."""
+        piece = self.answer(state, worker, me)
+        like = Like((piece.numel(),), exchange.name(piece))
+        packet = Packet(buffers=(piece,), like=like, kind=WHOLE)
+        return Message(packets=(heading((self.told(state, worker),)), packet))
 
     def told(self, state: State, worker: int) -> int:
         """The version that a worker is told with its answer: the server's."""

@@ -1,0 +1,129 @@
+"""`polyreme train` of an algorithm with servers: workers and servers that may come and go."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from .. import runlog
+from .. import spec as specs
+from ..errors import ConfigError, PolyremeError, Violation
+from ..plan.ir import Plan
+from ..runtime.place import is_launched
+from . import folders
+from .simulating import plan_of
+
+if TYPE_CHECKING:
+    from ..cluster.accelerator import Accelerator
+    from ..cluster.types import Cluster
+    from ..runtime.transport.local import Address
+
+_PRELOAD = ("torch", "polyreme.api.ranks", "polyreme.runtime.served.player")
+
+
+def train(
+    spec: specs.Spec, folder: Path, *, devices: int | None, resume: str | None, progress: bool
+) -> runlog.Summary:
+    """See `api.train`."""
+    if is_launched():
+        rule = "is run by processes that may come and go, and a launcher's may not"
+        legal = "one process, without a launcher, or another sync"
+        kind = type(spec.data_parallel.sync).__name__
+        violation = Violation(path="data_parallel.sync.kind", value=kind, rule=rule, legal=legal)
+        raise ConfigError([violation])
+    start_s = time.time()
+    with folders.claimed(folder):
+        return _run(spec, folder, devices, resume, progress, start_s)
+
+
+def _run(
+    spec: specs.Spec,
+    folder: Path,
+    devices: int | None,
+    resume: str | None,
+    progress: bool,
+    start_s: float,
+) -> runlog.Summary:
+    from ..runtime.served.route import Members
+    from . import ranks, starting
+    from .aftermath import conclude
+    from .problem import here, pose
+    from .training import judged
+
+    cluster, accelerator = here(spec, devices)
+    problem = pose(spec, machines=(cluster, accelerator), apart=True)
+    start = starting.begin(resume, folder, uuid.uuid4().hex)
+    plan = plan_of(problem)
+    request = ranks.Request(
+        spec=spec,
+        cluster=cluster,
+        accelerator=accelerator,
+        folder=folder,
+        plans=(plan,),
+        start=start,
+        resume=start.first,
+        progress=progress,
+        start_s=start_s,
+    )
+    begin = partial(_member, spec, cluster, accelerator, plan)
+    preload = (*_PRELOAD, *spec.imports)
+    try:
+        ranks.served(request, problem, partial(Members, begin, folder / "servers", preload))
+    except (PolyremeError, KeyboardInterrupt) as error:
+        if starting.begun(folder, start.launch) is not None:
+            status: runlog.Status = "failed" if isinstance(error, PolyremeError) else "interrupted"
+            conclude(spec, folder, status, (cluster, accelerator))
+        raise
+    return judged(spec, folder)
+
+
+def _member(
+    spec: specs.Spec,
+    cluster: Cluster,
+    accelerator: Accelerator,
+    plan: Plan,
+    rank: int,
+    life: int,
+    step: int,
+    address: Address,
+    folder: Path,
+) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+    given = (spec, cluster, accelerator, plan)
+    return be, (*given, rank, life, step, address, folder)
+
+
+def be(
+    spec: specs.Spec,
+    cluster: Cluster,
+    accelerator: Accelerator,
+    plan: Plan,
+    rank: int,
+    life: int,
+    step: int,
+    address: Address,
+    folder: Path,
+) -> None:
+    """Be the worker or server of that number, in a process of its own."""
+    from ..runtime import mesh
+    from ..runtime.job import Job
+    from ..runtime.served.player import play
+    from .problem import pose
+
+    device = 0 if accelerator.on_host else rank % accelerator.count()
+    with mesh.watched(accelerator, 0.0, [device]) as world:
+        problem = pose(spec, machines=(cluster, accelerator), apart=True)
+        spec = problem.spec
+        job = Job(
+            graph=problem.graph,
+            plan=plan,
+            source=spec.data.open(spec.train.seq_len, spec.train.seed),
+            train=spec.train,
+            algorithm=spec.data_parallel,
+            partition=spec.data.partition,
+            general=True,
+        )
+        play(job, world, rank, life, step, address, folder)

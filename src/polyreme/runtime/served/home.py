@@ -1,0 +1,173 @@
+"""Home: begins workers and servers, hears what they tell, and begins those anew that are killed."""
+
+from __future__ import annotations
+
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from queue import SimpleQueue
+from typing import TYPE_CHECKING
+
+from safetensors.torch import load
+
+from ...errors import RunError
+from ..transport.letters import Kind, Letter
+from ..transport.local import HOME, Address, Office
+from .nursery import Ended, Nursery
+from .server import TOLD
+
+if TYPE_CHECKING:
+    import torch
+
+MOST_LIVES = 100
+_TURN_S = 0.02
+_END_S = 5.0
+
+
+@dataclass(kw_only=True)
+class _Member:
+    """One worker or server: how often it was begun, and when it was last heard of."""
+
+    life: int = 0
+    heard_s: float = field(default_factory=time.monotonic)
+    silent: bool = False
+
+
+class Home:
+    """Knows all members of a run; a thread of its own takes their letters.
+
+    Members that are killed are begun anew; servers are told of workers that are gone, or have been
+    silent for `timeout_s`. One that ends by an error of its own ends the run.
+    """
+
+    def __init__(
+        self,
+        nursery: Nursery,
+        address: Address,
+        *,
+        n: int,
+        servers: int,
+        begin: Callable[[int, int, int], None],
+        timeout_s: float,
+    ) -> None:
+        self._nursery, self._begin, self._timeout_s = nursery, begin, timeout_s
+        self.n, self.servers = n, range(n, n + servers)
+        self.members = {rank: _Member() for rank in range(n + servers)}
+        self.told: SimpleQueue[tuple[float, ...]] = SimpleQueue()
+        self.here: SimpleQueue[Letter] = SimpleQueue()
+        self.spent: dict[int, tuple[float, float, float]] = {}
+        self.buffers: dict[int, list[torch.Tensor]] = {}
+        self.error: RunError | None = None
+        self.n_refused = 0
+        self.faults: SimpleQueue[tuple[int, str]] = SimpleQueue()
+        self._out: SimpleQueue[tuple[int, Letter]] = SimpleQueue()
+        self._n_told = 0
+        self._over = False
+        self._office = Office(address, HOME)
+        for rank in self.members:
+            begin(rank, 0, -1)
+        self._thread = threading.Thread(target=self._run, name="home", daemon=True)
+        self._thread.start()
+
+    def send(self, to: int, letter: Letter) -> None:
+        """Have a letter sent."""
+        self._out.put((to, letter))
+
+    def check(self) -> None:
+        """Raise RunError if the run cannot go on."""
+        if self.error is not None:
+            raise self.error
+
+    def close(self) -> None:
+        """End all members, and wait a while for them."""
+        self._over = True
+        self._thread.join()
+        end_s = time.monotonic() + _END_S
+        for rank in self.members:
+            self._office.send(rank, Letter(Kind.END, HOME))
+        while self._nursery.processes and time.monotonic() < end_s:
+            self._nursery.ended()
+            time.sleep(_TURN_S)
+        self._office.close()
+
+    def _run(self) -> None:
+        try:
+            while not self._over:
+                letter = self._office.take(_TURN_S)
+                if letter is not None:
+                    self._took(letter)
+                while not self._out.empty():
+                    to, sent = self._out.get()
+                    self._office.send(to, sent)
+                for ended in self._nursery.ended():
+                    self._lost(ended)
+                self._look()
+        except RunError as error:
+            self.error = error
+        except EOFError:
+            self.error = RunError("the process that workers are forked from was killed")
+
+    def _took(self, letter: Letter) -> None:
+        member = self.members[letter.source]
+        if letter.life != member.life:
+            return
+        member.heard_s, member.silent = time.monotonic(), False
+        if letter.kind is Kind.TOLD and letter.number >= self._n_told:
+            self._n_told = letter.number + 1  # a server that went back tells some again
+            for row in TOLD.iter_unpack(letter.body):
+                self.told.put(row)
+        elif letter.kind is Kind.DID:
+            found = load(bytes(letter.body))
+            step, compute_s, blocked_s = found.pop("spent").tolist()
+            self.spent[letter.source] = (step, compute_s, blocked_s)
+            self.buffers[letter.source] = [found[f"buffer/{at}"] for at in range(len(found))]
+        elif letter.kind is Kind.HERE:
+            if letter.number < 0:
+                self.n_refused += 1
+                sys.stderr.write("polyreme: a server refused a letter without the run's token\n")
+            else:
+                self.here.put(letter)
+
+    def _lost(self, ended: Ended) -> None:
+        """Begin a member anew that was killed."""
+        rank, member = ended.member, self.members[ended.member]
+        who = f"worker {rank}" if rank < self.n else f"server {rank - self.n}"
+        if ended.code >= 0:
+            raise RunError(
+                f"{who} ended with code {ended.code}; its last words:\n{ended.words}", rank=rank
+            )
+        name = signal.Signals(-ended.code).name
+        if member.life + 1 >= MOST_LIVES:
+            raise RunError(f"{who} was killed {MOST_LIVES} times, the last by {name}", rank=rank)
+        self.faults.put((rank, f"{who} was killed by {name} and is begun anew"))
+        sys.stderr.write(f"polyreme: {who} was killed by {name}; it is begun anew\n")
+        if rank < self.n:
+            self._tell_left(rank)
+        member.life, member.heard_s = member.life + 1, time.monotonic()
+        step = self.spent.get(rank, (0.0, 0.0, 0.0))[0]
+        self._begin(rank, member.life, int(step))
+
+    def _look(self) -> None:
+        """Tell servers of workers that have been silent for too long."""
+        now_s = time.monotonic()
+        for rank in range(self.n):
+            member = self.members[rank]
+            if not member.silent and now_s - member.heard_s > self._timeout_s:
+                member.silent = True
+                sys.stderr.write(
+                    f"polyreme: worker {rank} has been silent for {self._timeout_s:g} s; "
+                    "others go on without it\n"
+                )
+                self._tell_left(rank)
+
+    def _tell_left(self, worker: int) -> None:
+        for server in self.servers:
+            self._office.send(server, Letter(Kind.LEFT, HOME, 0, worker))
+
+
+def loaded(letter: Letter) -> Mapping[str, torch.Tensor]:
+    """The tensors that a letter brings."""
+    return load(bytes(letter.body))

@@ -1,0 +1,259 @@
+"""A run's steps by workers and servers in processes of their own; this one evaluates and logs."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Generator, Iterator, Mapping
+from pathlib import Path
+from queue import Empty
+from secrets import token_bytes
+from typing import TYPE_CHECKING, Any, Protocol
+
+from safetensors.torch import save_file
+
+from ...algo.effects import Numbers, Record, Seen
+from ...algo.sync.kind import State as WorkerState
+from ...algo.sync.served import Served
+from ...errors import RunError
+from .. import own
+from ..applied import Applied
+from ..driver import Said
+from ..mesh import World
+from ..route import Came
+from ..timing import StepTimes
+from ..transport.letters import TOKEN_BYTES, Kind, Letter
+from ..transport.local import HOME, Address
+from ..workers import Team, TeamState
+from .home import Home, loaded
+from .nursery import Nursery
+
+if TYPE_CHECKING:
+    import torch
+
+SNAPSHOT_S = 5.0
+_PATIENCE_S = 60.0
+
+
+class Begin(Protocol):
+    """What a member's process does: entry and arguments of the member `rank`."""
+
+    def __call__(
+        self, rank: int, life: int, step: int, address: Address, folder: Path
+    ) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+        """An importable function and what it is given."""
+
+
+class Members:
+    """Steps of a run whose workers come and go. `preload` are modules that they need.
+
+    `folder` is where servers keep snapshots and the lists of what they applied.
+    """
+
+    def __init__(
+        self,
+        begin: Begin,
+        folder: Path,
+        preload: tuple[str, ...],
+        team: Team,
+        applied: Applied,
+        world: World,
+        *,
+        say: Callable[[], Said],
+    ) -> None:
+        self._begin, self._folder, self._preload = begin, folder, preload
+        self._team, self._world, self._say = team, world, say
+        assert isinstance(team.algorithm.sync, Served)
+        self._sync: Served = team.algorithm.sync
+        self._home: Home | None = None
+        self._rested = False
+        self._spent: dict[int, tuple[float, float]] = {}
+        self.sent_bytes = 0
+        self.put_states(team.begun())
+        self.state = TeamState(team, self, applied, world)
+
+    # The run's loop -----------------------------------------------------------------------------
+
+    def begin(self) -> None:
+        """Have workers go on that rest."""
+        if self._rested and self._home is not None:
+            for rank in range(self._team.n):
+                self._home.send(rank, Letter(Kind.GO, HOME))
+        self._rested = False
+
+    def steps(self, first: int, stop: int) -> Generator[list[Came], None, None]:
+        """As many at a time as a push has batches, once all workers together pushed so often."""
+        folder = Path(tempfile.mkdtemp(prefix="polyreme-"))
+        address = Address(folder=folder, token=token_bytes(TOKEN_BYTES))
+        self._folder.mkdir(parents=True, exist_ok=True)
+        if first:
+            for rank, state in self._states.items():
+                save_file(own.apart(state), folder / f"state-{rank}.safetensors")
+        else:
+            for path in self._folder.iterdir():
+                path.unlink()
+        with Nursery(self._preload, folder) as nursery:
+
+            def start(rank: int, life: int, step: int) -> None:
+                nursery.begin(rank, *self._begin(rank, life, step, address, self._folder))
+
+            home = Home(
+                nursery,
+                address,
+                n=self._team.n,
+                servers=self._sync.servers,
+                begin=start,
+                timeout_s=self._team.job.train.timeout_s,
+            )
+            self._home = home
+            try:
+                yield from self._steps(home, first, stop)
+                self.rest()
+            except GeneratorExit:
+                self.rest()
+            finally:
+                self._home = None
+                home.close()
+        shutil.rmtree(folder, ignore_errors=True)
+
+    def _steps(self, home: Home, first: int, stop: int) -> Iterator[list[Came]]:
+        each, n = self._sync.per_push, self._team.n
+        while first < stop:
+            start_s = time.monotonic()
+            rows: list[tuple[float, ...]] = []
+            while len(rows) < each * n:
+                home.check()
+                try:
+                    rows.append(home.told.get(timeout=0.1))
+                except Empty:
+                    self._look(home, start_s)
+            steps = range(first + 1, min(first + each, stop) + 1)
+            records = [_record(step, rows[at::each]) for at, step in enumerate(steps)]
+            times = self._times(home, time.monotonic() - start_s, len(records))
+            first = steps[-1]
+            yield self._team.came(
+                records, times, (self._say(),), self._world.accelerator.peak_bytes(), 0
+            )
+
+    def _look(self, home: Home, start_s: float) -> None:
+        """Raise RunError if nobody has pushed for the run's own limit."""
+        if time.monotonic() - start_s > self._team.job.train.timeout_s:
+            silent = [f"worker {rank}" for rank in range(self._team.n) if home.members[rank].silent]
+            raise RunError(f"no worker has pushed for a while; silent: {', '.join(silent)}")
+
+    def _times(self, home: Home, step_s: float, n_steps: int) -> StepTimes:
+        """Means over workers since the last."""
+        compute_s = 0.0
+        for rank, (_, computed_s, blocked_s) in list(home.spent.items()):
+            before_s, _ = self._spent.get(rank, (0.0, 0.0))
+            compute_s += computed_s - (before_s if computed_s >= before_s else 0.0)
+            self._spent[rank] = (computed_s, blocked_s)
+        share = min(step_s, compute_s / self._team.n) / n_steps
+        return StepTimes(
+            step_s=step_s / n_steps,
+            compute_s=share,
+            comm_s=0.0,
+            wait_s=step_s / n_steps - share,
+        )
+
+    def settle(self) -> None:
+        """Bring the servers' parameters into the stage."""
+        if self._home is None:
+            self._team.settle(self)
+            return
+        found = self._asked(
+            self._home, {rank: Letter(Kind.SEND, HOME) for rank in self._home.servers}
+        )
+        self._take_buffers(self._home)
+        states = [{"params": found[rank]["params"]} for rank in sorted(found)]
+        self._team.gradients.put(self._sync.whole(states))
+        self._team.settle_buffers(self)
+
+    # Workers ------------------------------------------------------------------------------------
+
+    def states(self) -> Mapping[int, WorkerState]:
+        """Of all, as they were when they rested last."""
+        return self._states
+
+    def put_states(self, states: Mapping[int, WorkerState], done: int = 0) -> None:
+        """Begin from these."""
+        self._states = {rank: dict(state) for rank, state in states.items()}
+
+    def each(self, own: Mapping[int, torch.Tensor]) -> Iterator[torch.Tensor]:
+        """The tensors of all workers in their order."""
+        return (own[rank] for rank in range(self._team.n))
+
+    def rest(self) -> None:
+        """Have all workers stop between rounds until `begin`, and take all states.
+
+        Of one that does not answer the state is that of a worker that comes anew.
+        """
+        home = self._home
+        if home is None or self._rested:
+            return
+        rested = self._asked(
+            home, {rank: Letter(Kind.REST, HOME) for rank in range(self._team.n)}, needed=False
+        )
+        whole = {}
+        for server in home.servers:
+            known = [
+                [rank, home.members[rank].life, int(tensors[f"last/{server}"])]
+                for rank, tensors in rested.items()
+            ]
+            body = json.dumps(known).encode()
+            whole[server] = Letter(Kind.SEND, HOME, 0, 1, 0, body)
+        for server, tensors in self._asked(home, whole).items():
+            self._states[server] = own.joined(tensors, self._states[server])
+        for rank in range(self._team.n):
+            if rank in rested:
+                self._states[rank] = own.joined(rested[rank], self._states[rank])
+            else:
+                self._states[rank] = self._sync.anew(self._states[rank])
+        self._take_buffers(home)
+        self._rested = True
+
+    def _asked(
+        self, home: Home, letters: Mapping[int, Letter], *, needed: bool = True
+    ) -> dict[int, Mapping[str, torch.Tensor]]:
+        """What members answer; asked again while they do not, as one may be begun anew."""
+        found: dict[int, Mapping[str, torch.Tensor]] = {}
+        end_s = time.monotonic() + _PATIENCE_S
+        while len(found) < len(letters):
+            for rank in letters.keys() - found.keys():
+                home.send(rank, letters[rank])
+            turn_s = time.monotonic() + 1.0
+            while len(found) < len(letters) and time.monotonic() < turn_s:
+                home.check()
+                try:
+                    letter = home.here.get(timeout=0.05)
+                except Empty:
+                    continue
+                if letter.source in letters:
+                    found[letter.source] = loaded(letter)
+            if time.monotonic() > end_s:
+                if needed:
+                    missing = ", ".join(map(str, sorted(letters.keys() - found.keys())))
+                    raise RunError(f"members {missing} do not answer for {_PATIENCE_S:g} s")
+                break
+        return found
+
+    def _take_buffers(self, home: Home) -> None:
+        for rank, buffers in list(home.buffers.items()):
+            if len(buffers) == len(self._team.gradients.buffers[rank]):
+                self._team.gradients.buffers[rank] = buffers
+
+
+def _record(step: int, told: list[tuple[float, ...]]) -> Record:
+    """A step of all, of what was told of each push."""
+    return Record(
+        step=step,
+        seen=Seen(
+            rows=tuple(Numbers(*row[4:]) for row in told),
+            workers=tuple(int(row[0]) for row in told),
+            apart=True,
+        ),
+        lr=told[-1][3],
+        delays=tuple(int(row[1]) for row in told),
+    )

@@ -1,0 +1,265 @@
+"""A server: plays its part of the algorithm, push by push, and keeps snapshots of itself."""
+
+from __future__ import annotations
+
+import json
+import struct
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save, save_file
+
+from ...algo.compose import DataParallel
+from ...algo.effects import Received, Record, Recv, Send, SumShards
+from ...algo.packet import Message, from_bytes, to_bytes
+from ...algo.push import HELLO, LEFT
+from ...algo.sync.kind import State
+from ...algo.sync.served import Served
+from ...algo.worker import Worker
+from .. import own
+from ..transport.letters import Kind, Letter
+from ..transport.local import HOME, Address, Boxes, Office
+from .applied import AppliedList
+
+TOLD = struct.Struct("<iqqd4d")
+"""Of a batch: worker, delay, step, rate, and its `Numbers`."""
+
+
+@dataclass(kw_only=True)
+class _Known:
+    """Of one worker: how often it was begun, its last push that came, the last answered."""
+
+    life: int = 0
+    last: int = -1
+    answered: int = -1
+    covered: int = -1
+
+
+@dataclass(kw_only=True)
+class Server:
+    """One server of a run, on letters from workers and home.
+
+    Every push is applied once: those that came before are answered again, later ones that skip some
+    are asked for anew. A snapshot every `snapshot_s` seconds holds the state and the number of each
+    worker's last push; what came after it workers still have. Pushes are counted anew in each life
+    of a worker.
+    """
+
+    sync: Served
+    algorithm: DataParallel
+    me: Worker
+    state: State
+    address: Address
+    folder: Path
+    life: int
+    snapshot_s: float
+    known: dict[int, _Known] = field(default_factory=dict)
+    owes: set[int] = field(default_factory=set)
+    told: int = 0
+    _wanted: Letter | None = None
+
+    def play(self) -> None:
+        """Until home says that all is over."""
+        self._restore()
+        number = self.me.rank - self.me.n
+        self._list = AppliedList(self.folder / f"applied-{number}.bin", self._n_applied)
+        self._home = Boxes(self.address, self.me.rank, [HOME])
+        self._refused = 0
+        with Office(self.address, self.me.rank, self._refuse) as self._office:
+            self._home.send(HOME, Letter(Kind.UP, self.me.rank, self.life, self.told))
+            self._saved_s = time.monotonic()
+            while True:
+                letter = self._office.take(0.05)
+                if letter is not None:
+                    self._took(letter)
+                asked = self._home.take(0.0)
+                if asked is not None:
+                    if asked.kind is Kind.END:
+                        break
+                    self._asked(asked)
+                if time.monotonic() - self._saved_s > self.snapshot_s:
+                    self._snapshot()
+            self._list.flush()
+        self._home.close(linger_s=1.0)
+
+    def _refuse(self) -> None:
+        self._refused += 1
+        self._home.send(HOME, Letter(Kind.HERE, self.me.rank, self.life, -self._refused))
+
+    # Letters ------------------------------------------------------------------------------------
+
+    def _took(self, letter: Letter) -> None:
+        worker = letter.source
+        if not 0 <= worker < self.me.n:
+            return
+        known = self.known.setdefault(worker, _Known())
+        if letter.life < known.life:
+            return  # of one that is gone
+        if letter.life > known.life:
+            known.life, known.last, known.answered, known.covered = letter.life, -1, -1, -1
+            self.owes.discard(worker)
+        match letter.kind:
+            case Kind.PUSH:
+                self._push(letter, known)
+            case Kind.HELLO:
+                self._play(
+                    self.form.notice(HELLO, self.state["params"], self._number, self.me), worker
+                )
+            case Kind.ASK:
+                self._ask(letter.number, worker, known)
+        self._give()
+
+    def _push(self, letter: Letter, known: _Known) -> None:
+        if letter.number > known.last + 1:
+            self._have(letter.source, known)
+        elif letter.number <= known.last:
+            self._ask(letter.number, letter.source, known)
+        else:
+            known.last = letter.number
+            self.owes.add(letter.source)
+            before = self.state["version"]
+            message = from_bytes(_tensor(letter.body), self._kinds)
+            version = int(message.packets[0].decode()[1])
+            self._play(message, letter.source)
+            if self.state["version"] > before:
+                self._list.add(letter.source, letter.life, letter.number, version)
+
+    def _ask(self, number: int, worker: int, known: _Known) -> None:
+        """Where is the answer to that push?"""
+        if known.last < number:
+            self._have(worker, known)
+        elif worker not in self.owes:
+            self._answer(worker, self.sync.reply(self.state, worker, self.me))
+
+    def _have(self, worker: int, known: _Known) -> None:
+        letter = Letter(Kind.HAVE, self.me.rank, self.life, known.last, known.covered)
+        self._office.send(worker, letter)
+
+    def _answer(self, worker: int, message: Message) -> None:
+        known = self.known.setdefault(worker, _Known())
+        known.answered = known.last
+        self.owes.discard(worker)
+        body = to_bytes(message).numpy().data
+        self._office.send(
+            worker, Letter(Kind.ANSWER, self.me.rank, self.life, known.last, known.covered, body)
+        )
+
+    def _asked(self, letter: Letter) -> None:
+        """What home wants."""
+        if letter.kind is Kind.LEFT:
+            self._play(
+                self.form.notice(LEFT, self.state["params"], self._number, self.me), letter.number
+            )
+        elif letter.kind is Kind.SEND:
+            self._wanted = letter
+            self._give()
+
+    def _give(self) -> None:
+        """What home wants, once the pushes have come that it knows to be under way."""
+        letter = self._wanted
+        if letter is None:
+            return
+        lasts: list[list[int]] = json.loads(bytes(letter.body) or b"[]")
+        for worker, life, last in lasts:
+            known = self.known.get(worker, _Known())
+            if known.life == life and known.last < last:
+                return
+        self._wanted = None
+        whole = own.apart(self.state) if letter.number else {"params": self.state["params"]}
+        owed = {f"owes/{worker}": torch.tensor(True) for worker in self.owes}
+        body = save(whole | owed)
+        self._home.send(HOME, Letter(Kind.HERE, self.me.rank, self.life, letter.number, 0, body))
+
+    # Rounds -------------------------------------------------------------------------------------
+
+    @property
+    def form(self) -> Any:
+        """How pushes travel."""
+        return self.sync.form(self.algorithm)
+
+    @property
+    def _number(self) -> int:
+        return self.me.rank - self.me.n
+
+    @property
+    def _kinds(self) -> Any:
+        return self.form.kinds(self.me, str(self.state["params"].dtype).removeprefix("torch."))
+
+    def _play(self, message: Message, source: int) -> None:
+        """One round, that takes this message."""
+        program = self.sync.round(self.algorithm, self.state, self.me)
+        answer: Any = None
+        rows: list[bytes] = []
+        while True:
+            try:
+                effect = program.send(answer)
+            except StopIteration as end:
+                self.state = end.value
+                break
+            answer = None
+            if isinstance(effect, Recv):
+                answer = Received(source=source, message=message)
+            elif isinstance(effect, Send):
+                self._answer(effect.to, effect.message)
+            elif isinstance(effect, Record):
+                rows.append(_told(effect))
+            else:
+                assert isinstance(effect, SumShards), f"{effect} is none of a server"
+                answer = effect.partial
+        if rows:
+            letter = Letter(Kind.TOLD, self.me.rank, self.life, self.told, 0, b"".join(rows))
+            self._home.send(HOME, letter)
+            self.told += 1
+
+    # Snapshots ----------------------------------------------------------------------------------
+
+    def _snapshot(self) -> None:
+        self._list.flush()
+        path = self.folder / f"server-{self._number}.safetensors"
+        partial = path.with_suffix(".partial")
+        kept = {
+            "known": {w: (k.life, k.last, k.answered) for w, k in self.known.items()},
+            "owes": sorted(self.owes),
+            "told": self.told,
+            "applied": self._list.n_rows,
+        }
+        save_file(own.apart(self.state), partial, {"kept": json.dumps(kept)})
+        partial.replace(path)
+        for known in self.known.values():
+            known.covered = known.last
+        self._saved_s = time.monotonic()
+
+    def _restore(self) -> None:
+        """Go on from the last snapshot, if an earlier life left one."""
+        self._n_applied = 0
+        path = self.folder / f"server-{self._number}.safetensors"
+        if not self.life or not path.exists():
+            return
+        self.state = own.joined(load_file(path), self.state)
+        kept: Mapping[str, Any] = json.loads(_metadata(path)["kept"])
+        self.known = {
+            int(worker): _Known(life=life, last=last, answered=answered, covered=last)
+            for worker, (life, last, answered) in kept["known"].items()
+        }
+        self.owes, self.told = set(kept["owes"]), kept["told"]
+        self._n_applied = kept["applied"]
+
+
+def _told(record: Record) -> bytes:
+    (row,), (worker,), (delay,) = record.seen.rows, record.seen.workers, record.delays
+    return TOLD.pack(worker, delay, record.step, record.lr, *row)
+
+
+def _tensor(body: bytes | memoryview) -> torch.Tensor:
+    return torch.frombuffer(bytearray(body), dtype=torch.uint8)
+
+
+def _metadata(path: Path) -> dict[str, str]:
+    from safetensors import safe_open
+
+    with safe_open(path, "pt") as file:
+        return dict(file.metadata())

@@ -1,0 +1,1 @@
+"""How members that come and go pass letters to each other."""
