@@ -83,7 +83,7 @@ class Server:
                     self._asked(asked)
                 if time.monotonic() - self._saved_s > self.snapshot_s:
                     self._snapshot()
-            self._list.flush()
+            self._snapshot()
         self._home.close(linger_s=1.0)
 
     def _refuse(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hmac
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,6 +27,10 @@ class Address:
         """Where a member takes letters: a server by its number, or home."""
         return f"ipc://{self.folder / ('home' if member == HOME else str(member))}"
 
+    def name(self, member: int) -> bytes:
+        """What a member's sockets are called; who has no token cannot take the name of another."""
+        return b"member %d " % member + hmac.digest(self.token, b"%d" % member, "sha256")[:8]
+
 
 class Office:
     """Takes letters from all who have the token, and answers them. A context manager.
@@ -38,7 +43,7 @@ class Office:
         self, address: Address, member: int, on_refused: Callable[[], None] = lambda: None
     ) -> None:
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        self._token, self._on_refused = address.token, on_refused
+        self._address, self._on_refused = address, on_refused
         self._socket = self._context.socket(zmq.ROUTER)
         for option in (zmq.SNDHWM, zmq.RCVHWM, zmq.LINGER):
             self._socket.setsockopt(option, 0)
@@ -63,15 +68,15 @@ class Office:
 
     def send(self, to: int, letter: Letter) -> None:
         """Send to a member that has written before, or will have come by."""
-        parts = letter.packed(self._token)
-        self._socket.send_multipart([_name(to), *parts], copy=len(parts[1]) < 65536)
+        parts = letter.packed(self._address.token)
+        self._socket.send_multipart([self._address.name(to), *parts], copy=len(parts[1]) < 65536)
 
     def take(self, wait_s: float | None) -> Letter | None:
         """The next letter; None after so many seconds."""
         while self._socket.poll(None if wait_s is None else int(1000 * wait_s)):
             name, *parts = self._socket.recv_multipart(copy=False)
-            letter = opened([part.buffer for part in parts], self._token)
-            if letter is not None and _name(letter.source) == name.bytes:
+            letter = opened([part.buffer for part in parts], self._address.token)
+            if letter is not None and self._address.name(letter.source) == name.bytes:
                 return letter
             self._on_refused()
         return None
@@ -89,7 +94,7 @@ class Boxes:
             socket = self._context.socket(zmq.DEALER)
             for option in (zmq.SNDHWM, zmq.RCVHWM, zmq.LINGER):
                 socket.setsockopt(option, 0)
-            socket.setsockopt(zmq.IDENTITY, _name(member))
+            socket.setsockopt(zmq.IDENTITY, address.name(member))
             socket.setsockopt(zmq.RECONNECT_IVL, 20)
             socket.connect(address.of(office))
             self._sockets[office] = socket
@@ -116,7 +121,3 @@ class Boxes:
                     if letter is not None:
                         return letter
         return None
-
-
-def _name(member: int) -> bytes:
-    return b"member %d" % member

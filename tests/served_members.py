@@ -1,0 +1,145 @@
+"""Members of a run in processes of their own, on gradients of a quadratic: for tests of these."""
+
+from __future__ import annotations
+
+import os
+import signal
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import torch
+
+from polyreme.algo.compose import DataParallel
+from polyreme.algo.effects import Computed
+from polyreme.algo.vector import Layout
+from polyreme.runtime.served.home import Home
+from polyreme.runtime.served.nursery import Nursery
+from polyreme.runtime.served.server import Server
+from polyreme.runtime.served.worker import Player
+from polyreme.runtime.transport.local import Address
+from served import team
+
+START = torch.linspace(-1, 1, 12, dtype=torch.float64)
+TARGET = torch.sin(torch.arange(12).double())
+
+
+def gradient(rank: int, batch: int, w: torch.Tensor) -> torch.Tensor:
+    """Of a quadratic whose minimum all workers share, with noise that is a worker's and batch's."""
+    noise = torch.sin(torch.arange(12).double() * (1 + rank) + batch)
+    return w - TARGET + 0.01 * noise
+
+
+def be(
+    algorithm: DataParallel,
+    n: int,
+    lr: float,
+    pause_s: float,
+    rank: int,
+    life: int,
+    step: int,
+    address: Address,
+    folder: Path,
+    snapshot_s: float = 0.2,
+) -> None:
+    """Be one of them."""
+    torch.set_num_threads(1)
+    players = team(algorithm, Layout.of({"w": (12,)}), n, lr=lr)
+    sync, me = algorithm.sync, players[rank]
+    state = sync.init(algorithm, START.clone(), me)
+    if rank >= n:
+        Server(
+            sync=sync,
+            algorithm=algorithm,
+            me=me,
+            state=state,
+            address=address,
+            folder=folder,
+            life=life,
+            snapshot_s=snapshot_s,
+        ).play()
+        return
+    if life:
+        step += sync.per_push
+        state = sync.anew({**state, "step": step, "pushes": step // sync.per_push})
+
+    def found(params: torch.Tensor, batch: int) -> Computed:
+        time.sleep(pause_s * (1 + rank % 3))
+        return Computed(gradient=gradient(rank, batch, params), loss=0.0, weight=1.0, n_samples=1)
+
+    Player(
+        sync=sync,
+        algorithm=algorithm,
+        me=me,
+        state=state,
+        gradients=found,
+        buffers=tuple,
+        address=address,
+        life=life,
+    ).play()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Members:
+    """A run of them; `folder` has the lists of what was applied."""
+
+    home: Home
+    nursery: Nursery
+    address: Address
+    folder: Path
+
+    def pushed(self, count: int, limit_s: float = 60.0) -> list[tuple[float, ...]]:
+        """What was told, once there are so many pushes."""
+        rows: list[tuple[float, ...]] = []
+        end_s = time.monotonic() + limit_s
+        while len(rows) < count:
+            self.home.check()
+            assert time.monotonic() < end_s, f"{len(rows)} pushes of {count} came"
+            while not self.home.told.empty():
+                rows.append(self.home.told.get())
+            time.sleep(0.005)
+        return rows
+
+    def kill(self, rank: int, number: int = signal.SIGKILL) -> None:
+        """Send a member a signal, if it is there."""
+        process = self.nursery.processes.get(rank)
+        if process is not None:
+            with suppress(ProcessLookupError):  # it ended just now
+                os.kill(process, number)
+
+
+@contextmanager
+def members(
+    algorithm: DataParallel,
+    n: int,
+    folder: Path,
+    *,
+    lr: float = 0.05,
+    pause_s: float = 0.001,
+    timeout_s: float = 30.0,
+) -> Iterator[Members]:
+    """Workers and servers of an algorithm, ended at the end."""
+    with tempfile.TemporaryDirectory(prefix="polyreme-") as sockets:
+        address = Address(folder=Path(sockets), token=os.urandom(16))
+        with Nursery(("torch", "served_members"), Path(sockets)) as nursery:
+            entry = partial(be, algorithm, n, lr, pause_s)
+
+            def begin(rank: int, life: int, step: int) -> None:
+                nursery.begin(rank, entry, (rank, life, step, address, folder))
+
+            home = Home(
+                nursery,
+                address,
+                n=n,
+                servers=algorithm.sync.n_servers(n),
+                begin=begin,
+                timeout_s=timeout_s,
+            )
+            try:
+                yield Members(home=home, nursery=nursery, address=address, folder=folder)
+            finally:
+                home.close()
