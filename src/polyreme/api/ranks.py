@@ -149,7 +149,7 @@ def simulated(request: Request, problem: Problem, make_route: MakeRoute) -> None
         _train(request, problem, None, plan, source, world, stop, _Virtually(make_route))
 
 
-def served(request: Request, problem: Problem, make_route: MakeRoute) -> None:
+def served(request: Request, problem: Problem, profile: Profile, make_route: MakeRoute) -> None:
     """Train with workers and servers in processes of their own, which the route begins."""
     with _asked_to_stop() as stop, mesh.watched(request.accelerator, 0.0) as world:
         spec, plan = problem.spec, request.plans[0]
@@ -157,10 +157,10 @@ def served(request: Request, problem: Problem, make_route: MakeRoute) -> None:
         n_workers = n_replicas(plan)
         steps.arranged(spec, source, n_workers=n_workers)
         folders.make_way(request.folder, request.resume)
-        folders.begin(request.folder, spec, request.plans, None)
+        folders.begin(request.folder, spec, request.plans, profile)
         _leave_start(request)
         _say(request, f"{n_workers} worker{'s' * (n_workers > 1)} and their servers")
-        _train(request, problem, None, plan, source, world, stop, make_route=make_route)
+        _train(request, problem, profile, plan, source, world, stop, make_route=make_route)
 
 
 class _Virtually:

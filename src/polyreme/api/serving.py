@@ -14,7 +14,7 @@ from .. import spec as specs
 from ..errors import ConfigError, PolyremeError, Violation
 from ..plan.ir import Plan
 from ..runtime.place import is_launched
-from . import folders
+from . import folders, steps
 from .simulating import plan_of
 
 if TYPE_CHECKING:
@@ -57,6 +57,7 @@ def _run(
     cluster, accelerator = here(spec, devices)
     problem = pose(spec, machines=(cluster, accelerator), apart=True)
     start = starting.begin(resume, folder, uuid.uuid4().hex)
+    profile = steps.measured_profile(problem)
     plan = plan_of(problem)
     request = ranks.Request(
         spec=spec,
@@ -72,7 +73,9 @@ def _run(
     begin = partial(_member, spec, cluster, accelerator, plan)
     preload = (*_PRELOAD, *spec.imports)
     try:
-        ranks.served(request, problem, partial(Members, begin, folder / "servers", preload))
+        ranks.served(
+            request, problem, profile, partial(Members, begin, folder / "servers", preload)
+        )
     except (PolyremeError, KeyboardInterrupt) as error:
         if starting.begun(folder, start.launch) is not None:
             status: runlog.Status = "failed" if isinstance(error, PolyremeError) else "interrupted"

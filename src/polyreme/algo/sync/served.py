@@ -244,9 +244,14 @@ class Served(SyncKind, frozen=True, kw_only=True):
         like = Like((stop - start,), exchange.name(state["params"]))
         kinds: Kinds = ((WHOLE, Like((1,), "float64")), (WHOLE, like))
         received: Received = yield Recv(source=me.n + int(server), kinds=kinds)
-        head, packet = received.message.packets
+        return self.pulled(state, server, received.message, me)
+
+    def pulled(self, state: State, server: str, message: Message, me: Worker) -> State:
+        """A worker's state with the answer of a server."""
+        head, packet = message.packets
         params = piece = packet.decode()
         if self.servers > 1:
+            start, stop = span(me.layout.n_entries, self.servers, int(server))
             params = state["params"].clone()
             params[start:stop] = piece
         return {

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from queue import SimpleQueue
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from safetensors.torch import load
 
@@ -36,6 +36,24 @@ class _Member:
     silent: bool = False
 
 
+class Spent(NamedTuple):
+    """Of one worker: its batches, seconds in gradients and of waiting, bytes that it sent."""
+
+    step: float = 0.0
+    compute_s: float = 0.0
+    blocked_s: float = 0.0
+    sent_bytes: float = 0.0
+
+    def plus(self, other: Spent) -> Spent:
+        """Both, at the later's batch."""
+        return Spent(
+            max(self.step, other.step),
+            self.compute_s + other.compute_s,
+            self.blocked_s + other.blocked_s,
+            self.sent_bytes + other.sent_bytes,
+        )
+
+
 class Home:
     """Knows all members of a run; a thread of its own takes their letters.
 
@@ -58,7 +76,8 @@ class Home:
         self.members = {rank: _Member() for rank in range(n + servers)}
         self.told: SimpleQueue[tuple[float, ...]] = SimpleQueue()
         self.here: SimpleQueue[Letter] = SimpleQueue()
-        self.spent: dict[int, tuple[float, float, float]] = {}
+        self.spent: dict[int, Spent] = {}
+        self.before: dict[int, Spent] = {}
         self.buffers: dict[int, list[torch.Tensor]] = {}
         self.error: RunError | None = None
         self.n_refused = 0
@@ -71,6 +90,10 @@ class Home:
             begin(rank, 0, -1)
         self._thread = threading.Thread(target=self._run, name="home", daemon=True)
         self._thread.start()
+
+    def total(self, worker: int) -> Spent:
+        """What a worker spent in all its lives."""
+        return self.before.get(worker, Spent()).plus(self.spent.get(worker, Spent()))
 
     def send(self, to: int, letter: Letter) -> None:
         """Have a letter sent."""
@@ -121,8 +144,7 @@ class Home:
                 self.told.put(row)
         elif letter.kind is Kind.DID:
             found = load(bytes(letter.body))
-            step, compute_s, blocked_s = found.pop("spent").tolist()
-            self.spent[letter.source] = (step, compute_s, blocked_s)
+            self.spent[letter.source] = Spent(*found.pop("spent").tolist())
             self.buffers[letter.source] = [found[f"buffer/{at}"] for at in range(len(found))]
         elif letter.kind is Kind.HERE:
             if letter.number < 0:
@@ -147,8 +169,9 @@ class Home:
         if rank < self.n:
             self._tell_left(rank)
         member.life, member.heard_s = member.life + 1, time.monotonic()
-        step = self.spent.get(rank, (0.0, 0.0, 0.0))[0]
-        self._begin(rank, member.life, int(step))
+        spent = self.spent.pop(rank, Spent())
+        self.before[rank] = self.before.get(rank, Spent()).plus(spent)
+        self._begin(rank, member.life, int(spent.step))
 
     def _look(self) -> None:
         """Tell servers of workers that have been silent for too long."""

@@ -69,7 +69,7 @@ class Members:
         self._sync: Served = team.algorithm.sync
         self._home: Home | None = None
         self._rested = False
-        self._spent: dict[int, tuple[float, float]] = {}
+        self._compute_s = 0.0
         self.sent_bytes = 0
         self.put_states(team.begun())
         self.state = TeamState(team, self, applied, world)
@@ -132,9 +132,14 @@ class Members:
             steps = range(first + 1, min(first + each, stop) + 1)
             records = [_record(step, rows[at::each]) for at, step in enumerate(steps)]
             times = self._times(home, time.monotonic() - start_s, len(records))
+            before, self.sent_bytes = self.sent_bytes, int(home.total(0).sent_bytes)
             first = steps[-1]
             yield self._team.came(
-                records, times, (self._say(),), self._world.accelerator.peak_bytes(), 0
+                records,
+                times,
+                (self._say(),),
+                self._world.accelerator.peak_bytes(),
+                self.sent_bytes - before,
             )
 
     def _look(self, home: Home, start_s: float) -> None:
@@ -145,12 +150,12 @@ class Members:
 
     def _times(self, home: Home, step_s: float, n_steps: int) -> StepTimes:
         """Means over workers since the last."""
-        compute_s = 0.0
-        for rank, (_, computed_s, blocked_s) in list(home.spent.items()):
-            before_s, _ = self._spent.get(rank, (0.0, 0.0))
-            compute_s += computed_s - (before_s if computed_s >= before_s else 0.0)
-            self._spent[rank] = (computed_s, blocked_s)
-        share = min(step_s, compute_s / self._team.n) / n_steps
+        n = self._team.n
+        before_s, self._compute_s = (
+            self._compute_s,
+            sum(home.total(rank).compute_s for rank in range(n)),
+        )
+        share = min(step_s, (self._compute_s - before_s) / n) / n_steps
         return StepTimes(
             step_s=step_s / n_steps,
             compute_s=share,
@@ -204,15 +209,28 @@ class Members:
             ]
             body = json.dumps(known).encode()
             whole[server] = Letter(Kind.SEND, HOME, 0, 1, 0, body)
-        for server, tensors in self._asked(home, whole).items():
+        given = self._asked(home, whole)
+        for server, tensors in given.items():
             self._states[server] = own.joined(tensors, self._states[server])
         for rank in range(self._team.n):
             if rank in rested:
                 self._states[rank] = own.joined(rested[rank], self._states[rank])
+                for server in home.servers:
+                    if f"owes/{rank}" not in given[server]:
+                        self._arrive(rank, server)
             else:
                 self._states[rank] = self._sync.anew(self._states[rank])
         self._take_buffers(home)
         self._rested = True
+
+    def _arrive(self, rank: int, server: int) -> None:
+        """What a server had answered was under way to a worker that waits for it."""
+        team, key = self._team, str(server - self._team.n)
+        if self._states[rank]["awaits"][key]:
+            answer = self._sync.reply(self._states[server], rank, team.servers[server])
+            self._states[rank] = self._sync.pulled(
+                self._states[rank], key, answer, team.workers[rank]
+            )
 
     def _asked(
         self, home: Home, letters: Mapping[int, Letter], *, needed: bool = True

@@ -69,6 +69,7 @@ class Player:
     life: int
     compute_s: float = 0.0
     blocked_s: float = 0.0
+    sent_bytes: int = 0
 
     def play(self) -> None:
         """Until home says that all is over."""
@@ -117,6 +118,7 @@ class Player:
             return
         way.last += 1
         body = to_bytes(effect.message).numpy().data
+        self.sent_bytes += body.nbytes
         way.kept.append((way.last, body))
         self._boxes.send(effect.to, Letter(Kind.PUSH, self.me.rank, self.life, way.last, 0, body))
 
@@ -176,7 +178,8 @@ class Player:
         """Tell home how far it is, and what the model keeps."""
         told = {
             "spent": torch.tensor(
-                [self.state["step"], self.compute_s, self.blocked_s], dtype=torch.float64
+                [self.state["step"], self.compute_s, self.blocked_s, self.sent_bytes],
+                dtype=torch.float64,
             ),
             **{f"buffer/{at}": each.clone() for at, each in enumerate(self.buffers())},
         }
