@@ -20,7 +20,9 @@ from .simulating import plan_of
 if TYPE_CHECKING:
     from ..cluster.accelerator import Accelerator
     from ..cluster.types import Cluster
+    from ..data.source import Source
     from ..runtime.transport.local import Address
+    from .problem import Problem
 
 _PRELOAD = ("torch", "polyreme.api.ranks", "polyreme.runtime.served.player")
 
@@ -71,10 +73,10 @@ def _run(
         start_s=start_s,
     )
     begin = partial(_member, spec, cluster, accelerator, plan)
-    preload = (*_PRELOAD, *spec.imports)
+    preload, warm = (*_PRELOAD, *spec.imports), (_posed, (spec, cluster, accelerator))
     try:
         ranks.served(
-            request, problem, profile, partial(Members, begin, folder / "servers", preload)
+            request, problem, profile, partial(Members, begin, folder / "servers", preload, warm)
         )
     except (PolyremeError, KeyboardInterrupt) as error:
         if starting.begun(folder, start.launch) is not None:
@@ -99,6 +101,14 @@ def _member(
     return be, (*given, rank, life, step, address, folder)
 
 
+def _posed(spec: specs.Spec, cluster: Cluster, accelerator: Accelerator) -> tuple[Problem, Source]:
+    """What is trained, and on what."""
+    from .problem import pose
+
+    problem = pose(spec, machines=(cluster, accelerator), apart=True)
+    return problem, problem.spec.data.open(problem.spec.train.seq_len, problem.spec.train.seed)
+
+
 def be(
     spec: specs.Spec,
     cluster: Cluster,
@@ -114,16 +124,15 @@ def be(
     from ..runtime import mesh
     from ..runtime.job import Job
     from ..runtime.served.player import play
-    from .problem import pose
 
     device = 0 if accelerator.on_host else rank % accelerator.count()
     with mesh.watched(accelerator, 0.0, [device]) as world:
-        problem = pose(spec, machines=(cluster, accelerator), apart=True)
+        problem, source = _posed(spec, cluster, accelerator)
         spec = problem.spec
         job = Job(
             graph=problem.graph,
             plan=plan,
-            source=spec.data.open(spec.train.seq_len, spec.train.seed),
+            source=source,
             train=spec.train,
             algorithm=spec.data_parallel,
             partition=spec.data.partition,

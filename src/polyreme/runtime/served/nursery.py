@@ -44,9 +44,18 @@ class Ended:
 
 
 class Nursery:
-    """Begins members; a context manager that ends all of them."""
+    """Begins members; a context manager that ends all of them.
 
-    def __init__(self, preload: Sequence[str], folder: Path) -> None:
+    `preload` are modules that members need, `warm` is a call that has what they need made before
+    they are forked; what it gives is forgotten.
+    """
+
+    def __init__(
+        self,
+        preload: Sequence[str],
+        folder: Path,
+        warm: tuple[Callable[..., Any], tuple[Any, ...]] | None = None,
+    ) -> None:
         self._folder = folder
         self._link, other = multiprocessing.Pipe()
         with other:
@@ -58,7 +67,7 @@ class Nursery:
                 pass_fds=[other.fileno()],
                 stdin=subprocess.DEVNULL,
             )
-        self._link.send(tuple(preload))
+        self._link.send((tuple(preload), None if warm is None else pickle.dumps(warm)))
         self.processes: dict[int, int] = {}
         self._ended: list[Ended] = []
 
@@ -114,8 +123,13 @@ def main(link_fd: int, parent: int) -> None:
     link = Connection(link_fd)
     members: dict[int, int] = {}
     try:
-        for name in link.recv():
+        preload, warm = link.recv()
+        for name in preload:
             import_module(name)
+        if warm is not None:
+            call, args = pickle.loads(warm)
+            with contextlib.suppress(Exception):  # members meet the same, and say so
+                call(*args)
         while True:
             if link.poll(_LOOK_S):
                 member, call, words = link.recv()

@@ -49,7 +49,8 @@ class Begin(Protocol):
 class Members:
     """Steps of a run whose workers come and go. `preload` are modules that they need.
 
-    `folder` is where servers keep snapshots and the lists of what they applied.
+    `folder` is where servers keep snapshots and the lists of what they applied, `warm` what makes
+    members quick to begin (see `Nursery`).
     """
 
     def __init__(
@@ -57,13 +58,14 @@ class Members:
         begin: Begin,
         folder: Path,
         preload: tuple[str, ...],
+        warm: tuple[Callable[..., Any], tuple[Any, ...]],
         team: Team,
         applied: Applied,
         world: World,
         *,
         say: Callable[[], Said],
     ) -> None:
-        self._begin, self._folder, self._preload = begin, folder, preload
+        self._begin, self._folder, self._preload, self._warm = begin, folder, preload, warm
         self._team, self._world, self._say = team, world, say
         assert isinstance(team.algorithm.sync, Served)
         self._sync: Served = team.algorithm.sync
@@ -94,7 +96,7 @@ class Members:
         else:
             for path in self._folder.iterdir():
                 path.unlink()
-        with Nursery(self._preload, folder) as nursery:
+        with Nursery(self._preload, folder, self._warm) as nursery:
 
             def start(rank: int, life: int, step: int) -> None:
                 nursery.begin(rank, *self._begin(rank, life, step, address, self._folder))
