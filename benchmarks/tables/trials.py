@@ -18,9 +18,9 @@ import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import tomli_w
 from cifar10 import unpack
@@ -34,7 +34,11 @@ BASELINE = 0.70  # below this accuracy of the dense runs nothing is decided
 
 @dataclass(frozen=True, kw_only=True)
 class Trial:
-    """A configuration: its name, what it adds to the spec, and the rates that are tried."""
+    """A configuration: its name, what it adds to the spec, and the rates that are tried.
+
+    `simulate` are the virtual machines beside the number of workers, `eval_every` the steps between
+    evaluations on the way (unset: none).
+    """
 
     name: str
     rates: tuple[float, ...]
@@ -43,14 +47,20 @@ class Trial:
     workers: int
     batch: int
     partition: Mapping[str, Any] | None = None
+    simulate: Mapping[str, Any] = field(default_factory=dict)
+    eval_every: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class Result:
-    """Test accuracies of a configuration at its best rate, by seed."""
+    """Test accuracies of a configuration at its best rate, by seed, and on the way to them.
+
+    `ways` has of each seed virtual seconds and accuracies after evaluations.
+    """
 
     rate: float
     accuracies: tuple[float, ...]
+    ways: tuple[tuple[tuple[float, float], ...], ...] = ()
 
     @property
     def mean(self) -> float:
@@ -76,8 +86,12 @@ def holds(above: Result, below: Result, by: float = 0.0) -> str:
     return "holds" if gap > errors else "does not hold" if gap < -errors else "undecided"
 
 
-def options(description: str | None) -> argparse.Namespace:
-    """What every table is told."""
+def options(
+    description: str | None,
+    only: Sequence[str] = (),
+    arguments: Sequence[str] | None = None,
+) -> argparse.Namespace:
+    """What every table is told; `only` are names of tables of which one may be asked for."""
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--data", type=Path, required=True, help="folder of data sets")
     parser.add_argument("--out", type=Path, default=Path("tables"))
@@ -86,7 +100,9 @@ def options(description: str | None) -> argparse.Namespace:
     parser.add_argument("--jobs", type=int, default=4, help="runs at a time")
     parser.add_argument("--devices", type=int, default=1, help="devices that runs are dealt to")
     parser.add_argument("--seconds", type=float, default=math.inf, help="begin no run after that")
-    return parser.parse_args()
+    if only:
+        parser.add_argument("--only", choices=only, help="one table alone")
+    return parser.parse_args(arguments)
 
 
 def run_all(table: str, trials: Sequence[Trial], given: argparse.Namespace) -> dict[str, Result]:
@@ -108,8 +124,25 @@ def run_all(table: str, trials: Sequence[Trial], given: argparse.Namespace) -> d
         rate = _best(trial, done)
         keys = [(trial.name, rate, seed) for seed in SEEDS]
         if rate is not None and all(key in done for key in keys):
-            found[trial.name] = Result(rate=rate, accuracies=tuple(done[key] for key in keys))
+            found[trial.name] = Result(
+                rate=rate,
+                accuracies=tuple(done[key].accuracy for key in keys),
+                ways=tuple(done[key].way for key in keys),
+            )
     return found
+
+
+def run_at(
+    table: str, trials: Sequence[Trial], given: argparse.Namespace
+) -> dict[tuple[str, float], float]:
+    """Accuracies of each configuration at each of its rates, on seed 0."""
+    home: Path = given.out / table
+    home.mkdir(parents=True, exist_ok=True)
+    data = unpack(given.data, given.out, given.images)
+    with ThreadPoolExecutor(given.jobs) as pool:
+        runs = [(trial, rate, 0) for trial in trials for rate in trial.rates]
+        _do(pool, runs, home, data, given, time.monotonic() + given.seconds)
+    return {(name, rate): row.accuracy for (name, rate, _), row in _kept(home).items()}
 
 
 def _do(
@@ -128,9 +161,10 @@ def _do(
         number, (trial, rate, seed) = numbered
         if time.monotonic() > end_s:
             return
-        accuracy = _run(trial, rate, seed, home, data, given, number % given.devices)
+        accuracy, way = _run(trial, rate, seed, home, data, given, number % given.devices)
         with (home / "results.jsonl").open("a") as file:
             row = {"name": trial.name, "rate": rate, "seed": seed, "accuracy": accuracy}
+            row |= {"way": way} if way else {}
             file.write(json.dumps(row) + "\n")
         print(f"{trial.name}, rate {rate:g}, seed {seed}: {100 * accuracy:.2f} %", flush=True)
 
@@ -146,8 +180,8 @@ def _run(
     data: Path,
     given: argparse.Namespace,
     device: int,
-) -> float:
-    """Test accuracy of one run; 0 where it ended because its loss was not finite."""
+) -> tuple[float, list[tuple[float, float]]]:
+    """Test accuracy of one run, and on its way; 0 where its loss was not finite."""
     folder = home / f"{trial.name}-{rate:g}-{seed}".replace(" ", "-")
     augment = {"shift": 4, "flip": True}
     table: dict[str, Any] = {"kind": "arrays", "path": str(data.resolve()), "augment": augment}
@@ -166,9 +200,10 @@ def _run(
             "precision": "fp32",
             "schedule": {"kind": "cosine", "warmup": min(100, steps // 10)},
             "log_every": 50,
+            **({} if trial.eval_every is None else {"eval_every": trial.eval_every}),
         },
         "data_parallel": parallel,
-        "simulate": {"workers": trial.workers},
+        "simulate": {"workers": trial.workers, **trial.simulate},
     }
     shutil.rmtree(folder, ignore_errors=True)  # a run that was ended before its end begins anew
     path = home / f"{folder.name}.toml"
@@ -182,10 +217,13 @@ def _run(
         check=False,
     )
     if done.returncode == 1 and "not finite" in done.stderr:
-        return 0.0
+        return 0.0, []
     if done.returncode != 0:
         raise RuntimeError(f"{path}: {done.stderr[-2000:]}")
-    return float(json.loads(done.stdout)["metrics"]["test_accuracy"])
+    events = map(json.loads, (folder / "log.jsonl").read_text().splitlines())
+    way = [(e["t"], e["metrics"]["test_accuracy"]) for e in events if e["kind"] == "eval"]
+    accuracy = float(json.loads(done.stdout)["metrics"]["test_accuracy"])
+    return accuracy, way if trial.eval_every is not None else []
 
 
 def _environment(device: int, n_devices: int) -> dict[str, str]:
@@ -195,8 +233,18 @@ def _environment(device: int, n_devices: int) -> dict[str, str]:
     return found
 
 
-def _kept(home: Path) -> dict[tuple[str, float, int], float]:
-    return {(r["name"], r["rate"], r["seed"]): r["accuracy"] for r in _rows(home)}
+class _Kept(NamedTuple):
+    """Of one run."""
+
+    accuracy: float
+    way: tuple[tuple[float, float], ...]
+
+
+def _kept(home: Path) -> dict[tuple[str, float, int], _Kept]:
+    return {
+        (r["name"], r["rate"], r["seed"]): _Kept(r["accuracy"], tuple(map(tuple, r.get("way", ()))))
+        for r in _rows(home)
+    }
 
 
 def _rows(home: Path) -> Iterator[dict[str, Any]]:
@@ -205,7 +253,7 @@ def _rows(home: Path) -> Iterator[dict[str, Any]]:
         yield from (json.loads(line) for line in path.read_text().splitlines())
 
 
-def untried(trial: Trial, done: Mapping[tuple[str, float, int], float]) -> list[float]:
+def untried(trial: Trial, done: Mapping[tuple[str, float, int], _Kept]) -> list[float]:
     """Rates to try next on seed 0: its own, then one beyond an end where the best lies."""
     if left := [rate for rate in trial.rates if (trial.name, rate, 0) not in done]:
         return left
@@ -217,13 +265,15 @@ def untried(trial: Trial, done: Mapping[tuple[str, float, int], float]) -> list[
     return [float(f"{best * best / beside:.2g}")]
 
 
-def _tried(trial: Trial, done: Mapping[tuple[str, float, int], float]) -> dict[float, float]:
+def _tried(trial: Trial, done: Mapping[tuple[str, float, int], _Kept]) -> dict[float, float]:
     return {
-        rate: done[name, rate, seed] for name, rate, seed in done if (name, seed) == (trial.name, 0)
+        rate: done[name, rate, seed].accuracy
+        for name, rate, seed in done
+        if (name, seed) == (trial.name, 0)
     }
 
 
-def _best(trial: Trial, done: Mapping[tuple[str, float, int], float]) -> float | None:
+def _best(trial: Trial, done: Mapping[tuple[str, float, int], _Kept]) -> float | None:
     """The rate with the best accuracy on seed 0, once there is none left to try."""
     if untried(trial, done):
         return None
@@ -236,14 +286,14 @@ def show(
     found: Mapping[str, Result],
     published: Mapping[str, str],
     claims: Sequence[tuple[str, Any]],
-    baseline: str,
+    baseline: str | None,
 ) -> None:
-    """The table, and what became of each claim."""
+    """The table, and what became of each claim; none is decided where the baseline is weak."""
     print(f"\n{title}\n\n| configuration | published | here |\n|---|---|---|")
     for name, result in found.items():
         print(f"| {name} | {published.get(name, '')} | {result.shown} |")
     print("\n| claim | verdict |\n|---|---|")
-    weak = baseline not in found or found[baseline].mean < BASELINE
+    weak = baseline is not None and (baseline not in found or found[baseline].mean < BASELINE)
     for claim, judged in claims:
         try:
             verdict = "undecided (the dense baseline is too low)" if weak else judged()
