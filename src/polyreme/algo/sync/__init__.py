@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from .adaptive_period import AdaptivePeriod as AdaptivePeriod
 from .asgd import ASGD as ASGD
+from .backup_workers import BackupWorkers as BackupWorkers
 from .cser import CSER as CSER
 from .every_step import EveryStep as EveryStep
 from .fed_avg import FedAvg as FedAvg
@@ -15,8 +16,10 @@ from .local_steps import LocalSteps as LocalSteps
 from .orlomo import OrLoMo as OrLoMo
 from .ormo import OrMo as OrMo
 from .ormo import OrMoDA as OrMoDA
+from .r2sp import R2SP as R2SP
 from .shifted_momentum import ShiftedMomentum as ShiftedMomentum
 from .smega2 import SMEGA2 as SMEGA2
+from .ssp import SSP as SSP
 
 Sync = (
     EveryStep
@@ -34,4 +37,7 @@ Sync = (
     | OrMo
     | OrMoDA
     | OrLoMo
+    | SSP
+    | BackupWorkers
+    | R2SP
 )

@@ -256,7 +256,8 @@ class Served(SyncKind, frozen=True, kw_only=True):
             return (yield from self._hello(algorithm, state, me))
         work = yield from self.work(algorithm, state, me)
         form, kept = self.form(algorithm), dict(state["exchange"])
-        turn = Turn(step=state["pushes"], lr=self.rate(state, me))
+        lr = 1.0 if self.steps_at_worker else self.rate(state, me)  # a step has its rate in it
+        turn = Turn(step=state["pushes"], lr=lr)
         if work.counts:
             packets: list[list[Packet]] = [[] for _ in range(self.servers)]
             for index, vector in enumerate(work.vectors):
