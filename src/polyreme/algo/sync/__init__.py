@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from .adaptive_period import AdaptivePeriod as AdaptivePeriod
 from .asgd import ASGD as ASGD
+from .async_admm import AsyncADMM as AsyncADMM
 from .backup_workers import BackupWorkers as BackupWorkers
 from .cser import CSER as CSER
+from .downpour import Downpour as Downpour
+from .easgd import EASGD as EASGD
 from .every_step import EveryStep as EveryStep
 from .fed_avg import FedAvg as FedAvg
 from .growing_batch import GrowingBatch as GrowingBatch
+from .hogwild import Hogwild as Hogwild
 from .lazy import LAG as LAG
 from .lazy import ThreePoint as ThreePoint
 from .local_steps import DiLoCo as DiLoCo
@@ -40,4 +44,8 @@ Sync = (
     | SSP
     | BackupWorkers
     | R2SP
+    | Downpour
+    | EASGD
+    | AsyncADMM
+    | Hogwild
 )
