@@ -22,6 +22,7 @@ from polyreme.algo.effects import (
     SumShards,
 )
 from polyreme.algo.packet import from_bytes, to_bytes
+from polyreme.algo.push import LEFT
 from polyreme.algo.vector import Layout
 from polyreme.sim.driver import Simulation
 from workers import workers
@@ -32,7 +33,7 @@ Gradient = Callable[[int, int, torch.Tensor], torch.Tensor]
 class Post:
     """Workers and servers whose messages travel as bytes; nobody waits for a clock.
 
-    A worker computes when it has parameters; `arrive` delivers what it computed.
+    A worker computes when it has parameters; `arrive` delivers what it computed, or that it came.
     """
 
     def __init__(
@@ -52,6 +53,7 @@ class Post:
         self.records: list[Record] = []
         self.nbytes = [0] * len(self.team)
         self._held: dict[int, list[tuple[int, int, torch.Tensor]]] = {}
+        self.gone: set[int] = set()
         for rank in range(n):
             self._compute(rank)
 
@@ -73,6 +75,25 @@ class Post:
         """Deliver what a worker computed, and all that follows but other pushes."""
         for source, to, data in self._held.pop(worker):
             self.mail[to].append((source, data))
+        self._go_on()
+
+    def leave(self, worker: int) -> None:
+        """A worker is gone, with what it computed and what was sent to it; servers are told."""
+        self._held.pop(worker, None)
+        self.gone.add(worker)
+        form = self.algorithm.sync.form(self.algorithm)
+        for at, to in enumerate(range(self.n, len(self.team))):
+            message = form.notice(LEFT, self.states[worker]["params"], at, self.team[worker])
+            self.mail[to].append((worker, to_bytes(message)))
+        self._go_on()
+
+    def come(self, worker: int) -> None:
+        """One that was gone has something to push again: that it is there."""
+        self.gone.discard(worker)
+        self.states[worker] = self.algorithm.sync.anew(self.states[worker])
+        self._compute(worker)
+
+    def _go_on(self) -> None:
         moved = True
         while moved:
             moved = False
@@ -81,6 +102,9 @@ class Post:
                     self._round(rank)
                     moved = True
             for rank in range(self.n):
+                if rank in self.gone:
+                    self.mail[rank].clear()
+                    continue
                 while self.mail[rank]:
                     self._round(rank)
                     moved = True

@@ -304,3 +304,58 @@ def test_what_needs_all_workers_at_once_is_refused() -> None:
     assert not _of(ASGD(), compress=PowerSGD().apart).check()
     (found,) = _of(ASGD(servers=2), rule=LARS()).check()
     assert found.path == "data_parallel.sync.servers"
+
+
+def test_weight_decay_that_a_feedback_saw_is_not_taken_again() -> None:
+    more = {"rule": SGD(weight_decay=0.1), "feedback": WorkerMomentum(momentum=0.5)}
+    theirs = play(_of(EveryStep(), **more), _gradient, _start(), 1, 7).params[1:, 0]
+    assert torch.equal(_alone(ASGD(), 7, **more), theirs)
+
+
+def test_a_rule_may_have_its_own_rate_for_each_delay() -> None:
+    """As Zhang et al. 2016: the rate over the delay, or as it is if there is none."""
+
+    class Aware(SGD, frozen=True, kw_only=True, tag="Aware", tag_field="kind"):
+        def at_delay(self, lr: float, delay: int, n: int) -> float:
+            assert n == 3
+            return lr / max(1, delay)
+
+    given: dict[int, torch.Tensor] = {}
+
+    def gradient(rank: int, batch: int, w: torch.Tensor) -> torch.Tensor:
+        given[rank] = _gradient(rank, batch, w)
+        return given[rank]
+
+    post, w = Post(_of(ASGD(), rule=Aware()), gradient, _start(), 3), _start()
+    for worker in _order(4, 3, 40):
+        found = given[worker]
+        post.arrive(worker)
+        w = w - 0.1 / max(1, post.records[-1].delays[0]) * found
+        _close(post.params, w)
+    assert max(record.delays[0] for record in post.records) > 3
+
+
+def test_a_push_that_is_not_applied_is_told_of_without_weight() -> None:
+    """Its other batches too: their loss is of no step."""
+
+    def gradient(rank: int, batch: int, w: torch.Tensor) -> torch.Tensor:
+        return _gradient(rank, batch, w) * (math.nan if batch == 1 else 1.0)
+
+    post = Post(_of(OrLoMo(local_steps=3)), gradient, _start(), 1).order([0, 0])
+    assert [record.seen.weight for record in post.records] == [0, 0, 0, 1, 1, 1]
+    assert [record.seen.bad for record in post.records] == [(), (0,), (0,), (), (), ()]
+
+
+def test_what_has_no_labels_takes_nothing_from_the_memory_of_a_feedback() -> None:
+    """As such a push is not applied, what would be sent with it would be lost."""
+    more = {"compress": TopK(ratio=0.25), "feedback": ErrorFeedback()}
+    post = Post(
+        _of(ASGD(), **more), _gradient, _start(), 1, weight=lambda _r, batch: float(batch != 1)
+    )
+    memory = post.states[0]["exchange"]["0"]["feedback"]["error"]
+    post.arrive(0)  # what it then pushes has no labels
+    assert torch.equal(post.states[0]["exchange"]["0"]["feedback"]["error"], memory)
+    assert memory.any()
+    before = post.params
+    post.arrive(0)
+    assert torch.equal(post.params, before)

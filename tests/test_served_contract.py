@@ -38,6 +38,16 @@ def _start(n: int = 12) -> torch.Tensor:
     return torch.linspace(-1, 1, n, dtype=torch.float64)
 
 
+def _packed(sync) -> DataParallel:
+    """With compression, unless the member refuses it: then each says so, and of both parts."""
+    packed = _of(sync, compress=TopK(ratio=0.3), feedback=ErrorFeedback())
+    refused = [each.path for each in packed.check()]
+    if not refused:
+        return packed
+    assert refused == ["data_parallel.compress.kind", "data_parallel.feedback.kind"]
+    return _of(sync)
+
+
 def _forms(state: Any) -> Any:
     if isinstance(state, dict):
         return {key: _forms(value) for key, value in state.items()}
@@ -64,7 +74,7 @@ def _play(algorithm: DataParallel, gradient=_gradient, n: int = N, **more) -> An
 
 @each_member
 def test_states_keep_their_form_and_can_be_kept(sync) -> None:
-    algorithm = _of(sync, compress=TopK(ratio=0.3), feedback=ErrorFeedback())
+    algorithm = _packed(sync)
     clock = _play(algorithm)
     before = [_forms(state) for state in clock.states]
     clock.play(3 * sync.per_push)
@@ -82,7 +92,7 @@ def test_a_bad_gradient_reaches_no_state(sync) -> None:
         return found
 
     records: list[Any] = []
-    algorithm = _of(sync, compress=TopK(ratio=0.3), feedback=ErrorFeedback())
+    algorithm = _packed(sync)
     clock = _play(algorithm, gradient, on_record=lambda _me, record, _s: records.append(record))
     clock.play(6 * sync.per_push)
     clock.drain()
@@ -137,9 +147,12 @@ def test_a_quadratic_is_brought_down(sync) -> None:
 
 @each_member
 def test_no_member_takes_more_servers_than_entries(sync) -> None:
-    if "servers" not in sync.__struct_fields__:
-        return
     wide = msgspec.structs.replace(sync, servers=5)
+    if sync.one_server:
+        (found,) = _of(wide).check()
+        assert (found.path, found.legal) == ("data_parallel.sync.servers", "1")
+        return
+    assert not _of(wide).check()
     clock = _play(_of(wide), n=2, start=torch.ones(5).double())
     clock.play(4 * sync.per_push)
     assert torch.isfinite(sync.whole(clock.states[2:])).all()

@@ -40,6 +40,8 @@ Script = Callable[[Any, int], Generator[Any, Any, Any]]
 class Scripted:
     """An algorithm and its sync: each round of a worker is a script of its own."""
 
+    in_memory = False
+
     def __init__(self, script: Script) -> None:
         self.sync, self._script = self, script
 

@@ -121,7 +121,7 @@ def test_plain_training_is_simulated_too(tmp_path: Path) -> None:
     ("override", "said"),
     [
         ("simulate.workers=0", "simulate.workers"),
-        ("parallel.shard=2", "is not simulated"),
+        ("parallel.shard=2", "is not split here"),
         ("data_parallel.feedback.kind='GMC'", "keeps momentum"),
     ],
 )

@@ -121,10 +121,16 @@ def _served(sync: Any) -> tuple[list[str], list[str], list[str]]:
     params = torch.zeros(10_000)
     state = sync.init(plain, params, replace(_worker(params), rank=N))
     kept = _entries(state) / params.numel() - 1
-    needs = ["SGD without momentum" if sync.owns_momentum else "", "what each can send alone"]
+    bare = _refused(plain, compress=Sign())
+    needs = [
+        "SGD without momentum" if sync.owns_momentum else "",
+        "no compression" if bare else "what each can send alone",
+        "one server" if sync.one_server else "",
+    ]
     there = _counted(sync.n_pushed, "vector")
     batches = "a gradient" if sync.per_push == 1 else f"{sync.per_push} gradients"
-    costs = [f"{there} to servers and 1 back for {batches}"]
+    way = "in memory, " if sync.in_memory else ""
+    costs = [f"{way}{there} to servers and 1 back for {batches}"]
     return needs, [*costs, f"{_vectors(kept)} at servers" if kept else ""], [sync.promise]
 
 

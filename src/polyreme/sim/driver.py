@@ -322,10 +322,14 @@ class Simulation:
         return stuck.apart([(each.me.rank, each.blocked) for each in self._players if each.blocked])
 
     def _send(self, player: _Player, effect: Send) -> None:
+        received = Received(source=player.me.rank, message=effect.message)
+        mail = Mail(received=received, sent_s=self.clock.now_s)
+        if self.algorithm.sync.in_memory:
+            self.clock.at(self.clock.now_s, self._deliver, effect.to, mail)
+            return
         n_bytes = effect.message.nbytes
         self.ledger.sent(player.me.rank, effect.to, n_bytes)
-        received = Received(source=player.me.rank, message=effect.message)
-        self._links.send(effect.to, n_bytes, Mail(received=received, sent_s=self.clock.now_s))
+        self._links.send(effect.to, n_bytes, mail)
 
     def _deliver(self, to: int, mail: Mail) -> None:
         player = self._players[to]

@@ -76,6 +76,13 @@ class RuleKind(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         """
         raise undefined(self, "update")
 
+    def at_delay(self, lr: float, delay: int, n: int) -> float:
+        """The rate for a gradient that `delay` pushes of n workers were applied after: as it is.
+
+        Zhang et al. 2016, "Staleness-aware Async-SGD", divide by the delay.
+        """
+        return lr
+
     def native(self, params: Sequence[torch.Tensor]) -> torch.optim.Optimizer | None:
         """An optimizer of torch that does the same, to each entry apart, if there is one."""
         return None

@@ -4,10 +4,15 @@ from __future__ import annotations
 
 from .adaptive_period import AdaptivePeriod as AdaptivePeriod
 from .asgd import ASGD as ASGD
+from .async_admm import AsyncADMM as AsyncADMM
+from .backup_workers import BackupWorkers as BackupWorkers
 from .cser import CSER as CSER
+from .downpour import Downpour as Downpour
+from .easgd import EASGD as EASGD
 from .every_step import EveryStep as EveryStep
 from .fed_avg import FedAvg as FedAvg
 from .growing_batch import GrowingBatch as GrowingBatch
+from .hogwild import Hogwild as Hogwild
 from .lazy import LAG as LAG
 from .lazy import ThreePoint as ThreePoint
 from .local_steps import DiLoCo as DiLoCo
@@ -15,8 +20,10 @@ from .local_steps import LocalSteps as LocalSteps
 from .orlomo import OrLoMo as OrLoMo
 from .ormo import OrMo as OrMo
 from .ormo import OrMoDA as OrMoDA
+from .r2sp import R2SP as R2SP
 from .shifted_momentum import ShiftedMomentum as ShiftedMomentum
 from .smega2 import SMEGA2 as SMEGA2
+from .ssp import SSP as SSP
 
 Sync = (
     EveryStep
@@ -34,4 +41,11 @@ Sync = (
     | OrMo
     | OrMoDA
     | OrLoMo
+    | SSP
+    | BackupWorkers
+    | R2SP
+    | Downpour
+    | EASGD
+    | AsyncADMM
+    | Hogwild
 )

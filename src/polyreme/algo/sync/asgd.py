@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ..effects import Split, settled
+from ..effects import Split
 from ..push import Push
 from .kind import State
 from .served import Served
@@ -19,7 +19,7 @@ class ASGD(Served, frozen=True, kw_only=True, tag="ASGD", tag_field="kind"):
 
     With momentum in the rule this is asynchronous momentum SGD as it is usually done ("naive"):
     momentum mixes gradients in the order in which they come. K workers take K steps of the rule
-    where synchronous ones take one.
+    where synchronous ones take one. A rule may have a rate of its own for each delay.
 
     Source: Agarwal and Duchi 2011, "Distributed Delayed Stochastic Optimization"; Recht et al.
     2011; with a server Dean et al. 2012.
@@ -33,9 +33,5 @@ class ASGD(Served, frozen=True, kw_only=True, tag="ASGD", tag_field="kind"):
     ) -> Split[State]:
         """A step of the rule."""
         (found,) = push.vectors
-        params = state["params"]
-        layout = me.layout.pieces(self.servers)[me.rank - me.n]
-        delta, rule = yield from settled(
-            algorithm.rule.update(found, state["rule"], params, lr=lr, layout=layout)
-        )
-        return {"params": params + delta, "rule": rule}
+        rate = algorithm.rule.at_delay(lr, state["version"] - push.version, me.n)
+        return self.ruled(algorithm, state, found, rate, me)

@@ -41,3 +41,18 @@ def refused(name: str, algorithm: DataParallel) -> Iterator[Violation]:
             rule="needs all workers at the same step",
             legal='one that does not change with steps, such as "TopK", "QSGD"',
         )
+
+
+def undressed(name: str, why: str, algorithm: DataParallel) -> list[Violation]:
+    """What there is of compression and feedback, of an algorithm whose sync goes with neither."""
+    default = type(algorithm)()
+    return [
+        Violation(
+            path=f"data_parallel.{part}.kind",
+            value=type(given).__name__,
+            rule=f"is of gradients on their way, and {name} {why}",
+            legal=f'"{type(usual).__name__}"',
+        )
+        for part in ("compress", "feedback")
+        if (given := getattr(algorithm, part)) != (usual := getattr(default, part))
+    ]

@@ -33,6 +33,8 @@ class SyncKind(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     in_step: ClassVar[bool] = True
     """Whether step n is made of batch n of each worker."""
+    in_memory: ClassVar[bool] = False
+    """Whether players share memory, so that messages take no time and no bytes of a link."""
 
     @property
     def n_vectors(self) -> int:
@@ -164,4 +166,9 @@ def _decay(algorithm: DataParallel) -> tuple[float, Any]:
     rule = algorithm.rule
     if not algorithm.feedback.owns_momentum or not rule.coupled_decay:
         return 0.0, rule
-    return rule.coupled_decay, msgspec.structs.replace(rule, weight_decay=0.0)
+    return rule.coupled_decay, undecayed(rule)
+
+
+def undecayed(rule: Any) -> Any:
+    """A rule without the weight decay that is in its gradient by then; others are as they are."""
+    return msgspec.structs.replace(rule, weight_decay=0.0) if rule.coupled_decay else rule

@@ -16,7 +16,7 @@ from ..packet import Kinds, Like, Message, Packet
 from ..push import HELLO, LEFT, WHOLE, Form, Push, heading
 from ..vector import span
 from . import coming_alone
-from .kind import State, SyncKind, clipped, gradient
+from .kind import State, SyncKind, clipped, gradient, undecayed
 
 if TYPE_CHECKING:
     import torch
@@ -33,15 +33,21 @@ class Work:
     rows: tuple[Numbers, ...]
     changed: State
 
+    @property
+    def counts(self) -> bool:
+        """Whether all of it is finite and some label carries loss."""
+        return all(row.finite for row in self.rows) and any(row.weight for row in self.rows)
+
 
 class Served(SyncKind, frozen=True, kw_only=True):
     """Workers push to servers, which apply what comes as it comes, and pull parameters from them.
 
     A worker is one player, each server another, numbered after the workers. Vectors are cut in
     pieces of equal size, one for each server; a piece's `version` is the number of pushes that were
-    applied to it. A push whose loss or gradient is not finite, or has no labels, is answered and
-    not applied. Nothing is kept in a round: a worker computes and pushes in one and waits for an
-    answer in the next, a server answers one push in each. The first server tells of what came.
+    applied to it, or of steps where a member says so. A push whose loss or gradient is not finite,
+    or has no labels, is answered and not applied, and told of with a weight of 0. Nothing is kept
+    in a round: a worker computes and pushes in one and waits for an answer in the next, a server
+    takes one message in each. The first server tells of what came.
 
     Attributes:
         servers: How many servers there are.
@@ -52,6 +58,12 @@ class Served(SyncKind, frozen=True, kw_only=True):
     """Vectors of a push."""
     owns_momentum: ClassVar[bool] = False
     """Whether the momentum is the sync's, so that the rule must have none and be SGD."""
+    steps_at_worker: ClassVar[bool] = False
+    """Whether the rule is played by workers, each with a state of its own, and not by servers."""
+    decays_at_worker: ClassVar[bool] = False
+    """Whether weight decay as that of a penalty is in what is pushed; momentum's always is."""
+    one_server: ClassVar[str] = ""
+    """Why pieces at several servers would not go together, if they would not."""
 
     promise: ClassVar[str] = "nobody waits for another"
     """What is special about it."""
@@ -84,8 +96,19 @@ class Served(SyncKind, frozen=True, kw_only=True):
         """
         own = yield from gradient(algorithm, at, (batch,), me)
         held = own.gradient if me.clip_norm is None else clipped(own.gradient, me.clip_norm)
-        decay = algorithm.rule.coupled_decay if self.owns_momentum else 0.0
+        decays = self.owns_momentum or self.decays_at_worker
+        if algorithm.feedback.owns_momentum or not decays:  # it is in already, or never
+            return held, own.numbers
+        decay = algorithm.rule.coupled_decay
         return (held.add(at, alpha=decay) if decay else held), own.numbers
+
+    def due(self, state: State, push: Push, me: Worker) -> tuple[State, Sequence[Push]]:
+        """Entries that change, and what is dealt with now, in order: what came."""
+        return {}, (push,)
+
+    def takes(self, state: State, push: Push) -> bool:
+        """Whether a push that counts is applied."""
+        return True
 
     def applied(
         self, algorithm: DataParallel, state: State, push: Push, lr: float, me: Worker
@@ -95,6 +118,15 @@ class Served(SyncKind, frozen=True, kw_only=True):
 
     def heard(self, algorithm: DataParallel, state: State, push: Push, me: Worker) -> State:
         """The entries of a server's state that change by any push, whether or not it counts."""
+        return {}
+
+    def met(
+        self, algorithm: DataParallel, state: State, lr: float, me: Worker
+    ) -> State | Split[State]:
+        """The entries of a server's state that change once enough have come.
+
+        Asked after every push, and when a worker came or is gone.
+        """
         return {}
 
     def answered(self, state: State, push: Push, me: Worker) -> tuple[State, Sequence[int]]:
@@ -108,6 +140,14 @@ class Served(SyncKind, frozen=True, kw_only=True):
         """What a server sends a worker: the piece of the parameters."""
         params: torch.Tensor = state["params"]
         return params
+
+    def joined(self, state: State, own: torch.Tensor, came: torch.Tensor) -> torch.Tensor:
+        """A piece of a worker's parameters, from what it was and what a server sent: the latter."""
+        return came
+
+    def awaits(self, push: int) -> bool:
+        """Whether a worker waits for an answer to its push of that number."""
+        return True
 
     def wants(self, algorithm: DataParallel) -> list[Violation]:
         """What this member cannot go with beyond what none can."""
@@ -128,19 +168,21 @@ class Served(SyncKind, frozen=True, kw_only=True):
         if me.rank >= me.n:
             start, stop = span(me.layout.n_entries, self.servers, me.rank - me.n)
             piece = params[start:stop].clone()
-            rule = algorithm.rule.init(piece)
+            rule = {} if self.steps_at_worker else {"rule": algorithm.rule.init(piece)}
             own = self.kept(algorithm, piece, me)
             present = dict.fromkeys(map(str, range(me.n)), True)
             return {
                 "params": piece,
-                "rule": rule,
+                **rule,
                 **own,
                 "present": present,
                 "version": 0,
                 "step": 0,
             }
+        rule = {"rule": algorithm.rule.init(params)} if self.steps_at_worker else {}
         return {
             "params": params,
+            **rule,
             **self.own(algorithm, params, me),
             "exchange": self.form(algorithm).init(params, me),
             "versions": {str(server): 0 for server in range(self.servers)},
@@ -152,7 +194,7 @@ class Served(SyncKind, frozen=True, kw_only=True):
 
     def anew(self, state: State) -> State:
         """The state of a worker that comes, or comes back: it asks for parameters first."""
-        return {**state, "new": True}
+        return {**state, "awaits": dict.fromkeys(state["awaits"], False), "new": True}
 
     def round(self, algorithm: DataParallel, state: State, me: Worker) -> Program[State]:
         """A worker's push or one of its pulls, or a server's answer."""
@@ -176,7 +218,12 @@ class Served(SyncKind, frozen=True, kw_only=True):
                     legal='"SGD" without momentum',
                 )
             )
-        if self.servers > 1 and not rule.by_entry:
+        if self.servers > 1 and self.one_server:
+            path, legal = "data_parallel.sync.servers", "1"
+            found.append(
+                Violation(path=path, value=self.servers, rule=self.one_server, legal=legal)
+            )
+        if self.servers > 1 and not (rule.by_entry or self.steps_at_worker):
             found.append(
                 Violation(
                     path="data_parallel.sync.servers",
@@ -209,8 +256,9 @@ class Served(SyncKind, frozen=True, kw_only=True):
             return (yield from self._hello(algorithm, state, me))
         work = yield from self.work(algorithm, state, me)
         form, kept = self.form(algorithm), dict(state["exchange"])
-        turn = Turn(step=state["pushes"], lr=self.rate(state, me))
-        if all(row.finite for row in work.rows):
+        lr = 1.0 if self.steps_at_worker else self.rate(state, me)  # a step has its rate in it
+        turn = Turn(step=state["pushes"], lr=lr)
+        if work.counts:
             packets: list[list[Packet]] = [[] for _ in range(self.servers)]
             for index, vector in enumerate(work.vectors):
                 key = str(index)
@@ -226,7 +274,7 @@ class Served(SyncKind, frozen=True, kw_only=True):
             **state,
             **work.changed,
             "exchange": kept,
-            "awaits": dict.fromkeys(state["awaits"], True),
+            "awaits": dict.fromkeys(state["awaits"], self.awaits(state["pushes"])),
             "pushes": state["pushes"] + 1,
             "step": state["step"] + self.per_push,
         }
@@ -236,10 +284,10 @@ class Served(SyncKind, frozen=True, kw_only=True):
         for server in range(self.servers):
             message = self.form(algorithm).notice(HELLO, state["params"], server, me)
             yield Send(to=me.n + server, message=message)
-        return {**state, "awaits": dict.fromkeys(state["awaits"], True), "new": False}
+        return {**state, "awaits": dict.fromkeys(state["awaits"], True)}
 
     def _pull(self, state: State, server: str, me: Worker) -> Program[State]:
-        """The answer of a server that is waited for."""
+        """The answer of a server that is waited for; one that came is new until it has all."""
         start, stop = span(me.layout.n_entries, self.servers, int(server))
         like = Like((stop - start,), exchange.name(state["params"]))
         kinds: Kinds = ((WHOLE, Like((1,), "float64")), (WHOLE, like))
@@ -249,39 +297,57 @@ class Served(SyncKind, frozen=True, kw_only=True):
     def pulled(self, state: State, server: str, message: Message, me: Worker) -> State:
         """A worker's state with the answer of a server."""
         head, packet = message.packets
-        params = piece = packet.decode()
+        start, stop = span(me.layout.n_entries, self.servers, int(server))
+        params = piece = self.joined(state, state["params"][start:stop], packet.decode())
         if self.servers > 1:
-            start, stop = span(me.layout.n_entries, self.servers, int(server))
             params = state["params"].clone()
             params[start:stop] = piece
+        awaits = {**state["awaits"], server: False}
         return {
             **state,
             "params": params,
             "versions": {**state["versions"], server: int(head.decode()[0])},
-            "awaits": {**state["awaits"], server: False},
+            "awaits": awaits,
+            "new": state["new"] and any(awaits.values()),
         }
 
     def _serve(self, algorithm: DataParallel, state: State, me: Worker) -> Program[State]:
-        """One push: applied, told of, and whoever is to be answered by it is."""
+        """What came, and whatever can be dealt with now that it is there."""
         form = self.form(algorithm)
         received: Received = yield Recv(
             source=ANY, kinds=form.kinds(me, exchange.name(state["params"]))
         )
         push = form.read(received)
+        here = push.number != LEFT
+        if state["present"][str(push.worker)] != here:
+            state = {**state, "present": {**state["present"], str(push.worker): here}}
+        changed, pushes = self.due(state, push, me)
+        state = {**state, **changed}
+        for each in pushes:
+            state = yield from self._dealt(algorithm, state, each, me)
+        return state
+
+    def _dealt(
+        self, algorithm: DataParallel, state: State, push: Push, me: Worker
+    ) -> Program[State]:
+        """One push: applied, told of, and whoever is to be answered by it is."""
         step = state["step"] // me.n * self.per_push
         lr, delay = me.lr(step), state["version"] - push.version
-        here, came = push.number != LEFT, push.number >= 0
+        came = push.number >= 0
         after = {**state, "step": state["step"] + came}
-        if state["present"][str(push.worker)] != here:
-            after["present"] = {**state["present"], str(push.worker): here}
         after |= self.heard(algorithm, after, push, me)
-        if came and push.counts:
+        taken = came and push.counts and self.takes(after, push)
+        if taken:
             changed = yield from settled(self.applied(algorithm, after, push, lr, me))
             assert isinstance(changed, dict)
-            after = {**after, **changed, "version": state["version"] + 1}
+            after = {**after, "version": state["version"] + 1, **changed}
         for number, row in enumerate(push.rows if came and me.rank == me.n else ()):
-            seen = Seen(rows=(row,), apart=True, workers=(push.worker,))
+            told = row if taken else row._replace(weight=0.0)
+            seen = Seen(rows=(told,), apart=True, workers=(push.worker,))
             yield Record(step=step + number + 1, seen=seen, lr=lr, delays=(delay,))
+        changed = yield from settled(self.met(algorithm, after, lr, me))
+        assert isinstance(changed, dict)
+        after |= changed
         changed, workers = self.answered(after, push, me)
         after = {**after, **changed}
         for worker in workers:
@@ -294,6 +360,19 @@ class Served(SyncKind, frozen=True, kw_only=True):
         like = Like((piece.numel(),), exchange.name(piece))
         packet = Packet(buffers=(piece,), like=like, kind=WHOLE)
         return Message(packets=(heading((self.told(state, worker),)), packet))
+
+    def ruled(
+        self, algorithm: DataParallel, state: State, found: torch.Tensor, lr: float, me: Worker
+    ) -> Split[State]:
+        """Parameters and the rule's state after a step of it at a server."""
+        rule, params = algorithm.rule, state["params"]
+        if algorithm.feedback.owns_momentum or self.decays_at_worker:
+            rule = undecayed(rule)
+        layout = me.layout.pieces(self.servers)[me.rank - me.n]
+        delta, kept = yield from settled(
+            rule.update(found, state["rule"], params, lr=lr, layout=layout)
+        )
+        return {"params": params + delta, "rule": kept}
 
     def told(self, state: State, worker: int) -> int:
         """The version that a worker is told with its answer: the server's."""
