@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from .ad_psgd import ADPSGD as ADPSGD
 from .adaptive_period import AdaptivePeriod as AdaptivePeriod
 from .asgd import ASGD as ASGD
 from .cser import CSER as CSER
@@ -15,6 +16,8 @@ from .local_steps import LocalSteps as LocalSteps
 from .orlomo import OrLoMo as OrLoMo
 from .ormo import OrMo as OrMo
 from .ormo import OrMoDA as OrMoDA
+from .partial_reduce import PartialReduce as PartialReduce
+from .push_sum import AsyncPushSum as AsyncPushSum
 from .shifted_momentum import ShiftedMomentum as ShiftedMomentum
 from .smega2 import SMEGA2 as SMEGA2
 
@@ -34,4 +37,7 @@ Sync = (
     | OrMo
     | OrMoDA
     | OrLoMo
+    | PartialReduce
+    | ADPSGD
+    | AsyncPushSum
 )

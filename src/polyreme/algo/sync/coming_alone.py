@@ -16,16 +16,12 @@ _LATER = 1 << 40  # a step that no run comes to
 
 def refused(name: str, algorithm: DataParallel) -> Iterator[Violation]:
     """What says how workers meet, of an algorithm with the sync of that name."""
-    path, default = "data_parallel", type(algorithm)()
-    for part in ("topology", "aggregate"):
-        given, usual = getattr(algorithm, part), getattr(default, part)
-        if given != usual:
-            yield Violation(
-                path=f"{path}.{part}.kind",
-                value=type(given).__name__,
-                rule=f"is of workers that meet; under {name} each comes alone",
-                legal=f'"{type(usual).__name__}"',
-            )
+    path = "data_parallel"
+    yield from _unusual(
+        algorithm,
+        ("topology", "aggregate"),
+        f"is of workers that meet; under {name} each comes alone",
+    )
     feedback, compress = algorithm.feedback, algorithm.compress
     if not feedback.alone or feedback.sends_all(Turn(step=0, lr=1.0)):
         yield Violation(
@@ -41,3 +37,31 @@ def refused(name: str, algorithm: DataParallel) -> Iterator[Violation]:
             rule="needs all workers at the same step",
             legal='one that does not change with steps, such as "TopK", "QSGD"',
         )
+
+
+def refused_with_models(name: str, algorithm: DataParallel) -> Iterator[Violation]:
+    """What says how gradients travel, of an algorithm whose sync, of that name, sends models."""
+    yield from _unusual(
+        algorithm,
+        ("topology", "aggregate"),
+        f"is of workers that meet; under {name} models go from worker to worker",
+    )
+    yield from _unusual(
+        algorithm,
+        ("feedback", "compress"),
+        f"is of gradients that travel; under {name} models do, as they are",
+    )
+
+
+def _unusual(algorithm: DataParallel, parts: tuple[str, ...], rule: str) -> Iterator[Violation]:
+    """Parts that are not as they are unless given."""
+    default = type(algorithm)()
+    for part in parts:
+        given, usual = getattr(algorithm, part), getattr(default, part)
+        if given != usual:
+            yield Violation(
+                path=f"data_parallel.{part}.kind",
+                value=type(given).__name__,
+                rule=rule,
+                legal=f'"{type(usual).__name__}"',
+            )
