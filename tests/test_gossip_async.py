@@ -108,6 +108,7 @@ def test_averages_keep_the_sum_of_models_and_bring_them_together(seed: int) -> N
 
     def kept(played: Scattered) -> None:
         said = _between_keepers(played)
+        assert len(said) == sum(state["asks"] for state in played.servers)  # one question each
         answers = [vector for (what, *_), vector in said if what == 2.0]
         _close(sum([s["params"] for s in played.servers] + answers), total, atol=1e-11)
 
@@ -115,6 +116,14 @@ def test_averages_keep_the_sum_of_models_and_bring_them_together(seed: int) -> N
     played = Scattered(algorithm, _nothing, starts, seed=seed, batches=60, after=kept).run()
     mean, models = total / n, torch.stack([state["params"] for state in played.servers])
     assert (models - mean).norm() < 0.01 * (torch.stack(starts) - mean).norm()
+
+
+def test_two_models_are_their_mean_after_one_average() -> None:
+    starts = _starts(2)
+    played = Scattered(_of(ADPSGD()), _nothing, starts, seed=0, batches=1).run()
+    assert [state["version"] for state in played.servers] == [2, 2]  # a step and an average
+    for state in played.servers:
+        _close(state["params"], (starts[0] + starts[1]) / 2)
 
 
 @pytest.mark.parametrize("seed", range(10))

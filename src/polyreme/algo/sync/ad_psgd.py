@@ -30,7 +30,7 @@ class ADPSGD(Kept, frozen=True, kw_only=True, tag="ADPSGD", tag_field="kind"):
     distances from the first are.
 
     Source: Lian et al. 2018, "Asynchronous Decentralized Parallel Stochastic Gradient Descent",
-    algorithm 1 (in its form that cannot deadlock, section 4).
+    algorithm 1, with its bipartite graph that cannot deadlock.
     Differs: the one that asks adds half the difference to its model when it is told, so that
     gradients that came in the meantime stay; delays count averages, not updates of all.
 

@@ -28,9 +28,9 @@ class AsyncPushSum(Kept, frozen=True, kw_only=True, tag="AsyncPushSum", tag_fiel
     columns sum to 1, and weights to the number of workers with what is under way. The k-th push
     goes to one that takes of this worker at step k of the graph, drawn at random if several do.
 
-    Source: Assran et al. 2019, "Stochastic Gradient Push for Distributed Deep Learning", algorithm
-    2 (overlap), without a bound on delays; Spiridonoff et al. 2020, "Robust Asynchronous
-    Stochastic Gradient-Push".
+    Source: Assran et al. 2019, "Stochastic Gradient Push for Distributed Deep Learning" (overlap
+    SGP), without a bound on delays; Spiridonoff et al. 2020, "Robust Asynchronous Stochastic
+    Gradient-Push".
     Differs: a keeper does not push what would leave it less than `least_weight`. A worker that
     takes many steps before anything comes would push nearly all that it has, and divide its steps
     by next to nothing. Messages are not lost here, so no running sums are sent.
