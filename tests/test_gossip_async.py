@@ -204,6 +204,14 @@ def test_the_rule_steps_from_the_model_and_moves_the_sum() -> None:
     _close(whole, (torch.stack(_starts(n)).sum(0) - steps) / n, atol=1e-11)
 
 
+def test_weight_decay_is_of_the_model_and_not_of_the_sum() -> None:
+    algorithm = _of(AsyncPushSum(), rule=SGD(weight_decay=0.5))
+    clock = simulated(algorithm, _nothing, _start(), 1, lr=0.1)
+    clock.states[1].update(weight=2.0, params=2 * _start())
+    clock.play(1)
+    _close(clock.states[1]["params"], (2 - 0.05) * _start())
+
+
 def test_a_worker_far_ahead_keeps_what_its_steps_are_divided_by() -> None:
     compute = Heterogeneous(seconds=1.0, slow_fraction=0.5, slow_factor=500.0)
     clock = simulated(_of(AsyncPushSum()), _gradient, _start(), 2, compute=compute)
