@@ -60,7 +60,7 @@ class Post:
     @property
     def params(self) -> torch.Tensor:
         """The model at the servers."""
-        return self.algorithm.sync.whole(self.states[self.n :])
+        return self.algorithm.sync.whole(self.states[self.n :], self.states[: self.n])
 
     @property
     def server(self) -> dict[str, Any]:

@@ -209,7 +209,7 @@ def test_the_clock_plays_what_arrival_order_plays(sync) -> None:
     assert len(set(pushes)) == 4
     assert len(pushes) == 48
     again = Post(algorithm, _gradient, _start(), 4).order(pushes)
-    assert torch.equal(again.params, sync.whole(clock.states[4:]))
+    assert torch.equal(again.params, sync.whole(clock.states[4:], clock.states[:4]))
 
 
 def test_a_step_is_as_many_pushes_as_workers_and_fast_workers_make_more_of_them() -> None:

@@ -96,7 +96,12 @@ def test_members_that_are_killed_while_a_run_trains_do_not_end_it(tmp_path: Path
             time.sleep(0.02)
         for at in (0, 3, 1):
             members = sorted(
-                (each for child in here.children() for each in child.children()),
+                (
+                    each
+                    for child in here.children()
+                    if "nursery" in " ".join(child.cmdline())
+                    for each in child.children()
+                ),
                 key=lambda each: each.create_time(),
             )
             if len(members) == 4:

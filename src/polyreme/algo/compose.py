@@ -72,7 +72,7 @@ class DataParallel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
     def refused(self, n: int) -> list[Violation]:
         """What forbids this algorithm for so many workers."""
-        return self.topology.refused(n, self)
+        return self.topology.refused(n, self) + self.sync.refused(n)
 
     @property
     def n_vectors(self) -> int:

@@ -60,17 +60,20 @@ def _below(cls: type[msgspec.Struct], path: str) -> Iterator[Member]:
     """Members of each field of a struct; choices that stand elsewhere already are not repeated."""
     for name, hint in get_type_hints(cls).items():
         kinds = [each for each in get_args(hint) or (hint,) if _is_member(each)]
-        if name not in cls.__struct_fields__ or (path and _elsewhere(kinds)):
-            continue
         part = f"{path}.{name}" if path else name
+        if name not in cls.__struct_fields__ or (path and _elsewhere(kinds, part)):
+            continue
         for kind in kinds:
             yield Member(part=part, kind=_tag(kind), cls=kind)
         for kind in kinds:
             yield from _below(kind, part)
 
 
-def _elsewhere(kinds: list[type[msgspec.Struct]]) -> bool:
-    """Whether a part of a part takes what a part of the whole takes (Rotated's `inner`)."""
+def _elsewhere(kinds: list[type[msgspec.Struct]], part: str) -> bool:
+    """Whether a part of a part takes what another takes: Rotated's `inner`, ADPSGD's `graph`."""
+    own = f"{__package__}.{part.split('.')[0]}."
+    if not any(kind.__module__.startswith(own) for kind in kinds):
+        return True
     hints = get_type_hints(DataParallel).values()
     whole = {each for hint in hints for each in get_args(hint) or (hint,)}
     return set(kinds) <= whole

@@ -41,6 +41,7 @@ from ..algo.packet import Like, Message, Packet
 from ..algo.rule import SGD
 from ..algo.rule.kind import RuleKind
 from ..algo.sync.kind import SyncKind
+from ..algo.sync.peers import Peers
 from ..algo.sync.served import Served
 from ..algo.topology import Gossip
 from ..algo.topology.graph.kind import GraphKind
@@ -48,6 +49,7 @@ from ..algo.topology.kind import TopologyKind
 from ..algo.topology.method.kind import MethodKind
 from ..algo.vector import Layout
 from ..algo.worker import Worker
+from ..sim.driver import Simulation
 
 BEGIN, END = "<!-- tables: made by polyreme.api.algorithms -->", "<!-- end of tables -->"
 N = 8
@@ -134,9 +136,27 @@ def _served(sync: Any) -> tuple[list[str], list[str], list[str]]:
     return needs, [*costs, f"{_vectors(kept)} at servers" if kept else ""], [sync.promise]
 
 
+def _peers(sync: Any) -> tuple[list[str], list[str], list[str]]:
+    """What players alike send each other, beside what stays on one machine."""
+    plain = DataParallel(rule=SGD(), sync=sync)
+    params, n = torch.zeros(10_000), N + sync.n_servers(N)
+    players = [replace(_worker(params), rank=rank) for rank in range(n)]
+    states = [sync.init(plain, params, me) for me in players]
+    still = Computed(gradient=torch.zeros_like(params), loss=0.0, weight=1.0, n_samples=1)
+    clock = Simulation(plain, players, states, lambda *_: still)
+    clock.play(64)
+    clock.drain()
+    sent = sum(clock.sent_bytes) / params.nbytes / sum(each["step"] for each in clock.states[:N])
+    there = f"{_vectors(round(sent, 2))} to other workers for a gradient"
+    needs = ["nothing that is done with gradients on their way"]
+    return needs, [there, _vectors(sync.n_vectors)], [sync.promise]
+
+
 def _sync(sync: Any) -> tuple[list[str], list[str], list[str]]:
     if isinstance(sync, Served):
         return _served(sync)
+    if isinstance(sync, Peers):
+        return _peers(sync)
     plain = DataParallel(rule=SGD(), sync=sync)
     params = torch.zeros(10_000)
     state = sync.init(plain, params, _worker(params))

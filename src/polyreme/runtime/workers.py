@@ -72,7 +72,8 @@ class Team:
         """Bring the mean model, and the mean of buffers, into the stage."""
         sync, states = self.algorithm.sync, workers.states()
         if self.servers:
-            self.gradients.put(sync.whole([states[rank] for rank in self.servers]))
+            servers, players = self.servers, [states[rank] for rank in range(self.n)]
+            self.gradients.put(sync.whole([states[rank] for rank in servers], players))
             self.settle_buffers(workers)
             return
         models = {rank: sync.model(state) for rank, state in states.items()}

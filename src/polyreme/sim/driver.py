@@ -111,12 +111,13 @@ class Simulation:
         self.algorithm, self.gradients = algorithm, gradients
         self.compute, self.network, self.seed = compute, network, seed
         self.clock, self.ledger = Clock(), Ledger()
-        self._links = Links(network, len(workers), self.clock, self._deliver)
         self._on_record = on_record
         self._players = [_Player(me=me, state=s) for me, s in zip(workers, states, strict=True)]
         self._met: list[_Player] = []
         self._until = self._n_active = 0
         self._n = self._players[0].me.n
+        self._machines = self._placed()
+        self._links = Links(network, self._machines, self.clock, self._deliver)
         self._recorded = done * self._n
         self._going = self._draining = False
 
@@ -169,6 +170,13 @@ class Simulation:
                 raise self._deadlock()
         for player in self._players:
             player.spent.wait_s += self.clock.now_s - player.since_s
+
+    def _placed(self) -> list[int]:
+        """Whose machine each player is on."""
+        players = range(len(self._players))
+        if len(players) == self._n:
+            return list(players)
+        return [self.algorithm.sync.machine(player, self._n) for player in players]
 
     def _play_on(self) -> None:
         """The clock goes on until servers told of so many batches of each worker, in the mean."""
@@ -328,7 +336,8 @@ class Simulation:
             self.clock.at(self.clock.now_s, self._deliver, effect.to, mail)
             return
         n_bytes = effect.message.nbytes
-        self.ledger.sent(player.me.rank, effect.to, n_bytes)
+        if self._machines[player.me.rank] != self._machines[effect.to]:
+            self.ledger.sent(player.me.rank, effect.to, n_bytes)
         self._links.send(effect.to, n_bytes, mail)
 
     def _deliver(self, to: int, mail: Mail) -> None:

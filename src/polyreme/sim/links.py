@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from ..algo.effects import Received
@@ -21,22 +21,34 @@ class Mail:
 
 
 class Links:
-    """The links of n workers on a clock. `deliver` is called when a message has come whole."""
+    """The links of players on a clock. `deliver` is called when a message has come whole.
+
+    `machines` says of each player whose machine it is on: all there use the same links, and none
+    for what they send each other, which comes at once.
+    """
 
     def __init__(
-        self, network: Network, n: int, clock: Clock, deliver: Callable[[int, Mail], None]
+        self,
+        network: Network,
+        machines: Sequence[int],
+        clock: Clock,
+        deliver: Callable[[int, Mail], None],
     ) -> None:
-        self._network, self._n, self._clock, self._deliver = network, n, clock, deliver
+        self._network, self._clock, self._deliver = network, clock, deliver
+        self._machines, self._n = machines, len(machines)
         self._out_free_s: defaultdict[int, float] = defaultdict(float)
         self._in_free_s: defaultdict[int, float] = defaultdict(float)
         self._ways: dict[tuple[int, int], Way] = {}
 
     def send(self, to: int, n_bytes: int, mail: Mail) -> None:
         """Put a message behind those that leave by the same link."""
-        source = mail.received.source
-        way = self._ways.get((source, to))
+        source, place = self._machines[mail.received.source], self._machines[to]
+        if source == place:
+            self._clock.at(mail.sent_s, self._deliver, to, mail)
+            return
+        way = self._ways.get((source, place))
         if way is None:
-            way = self._ways[source, to] = self._network.way(source, to, self._n)
+            way = self._ways[source, place] = self._network.way(source, place, self._n)
         start_s = max(self._out_free_s[way.out], mail.sent_s)
         left_s = self._out_free_s[way.out] = start_s + n_bytes / way.out_bytes_per_s
         here_s, last_s = start_s + way.latency_s, left_s + way.latency_s

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from .ad_psgd import ADPSGD as ADPSGD
 from .adaptive_period import AdaptivePeriod as AdaptivePeriod
 from .asgd import ASGD as ASGD
 from .async_admm import AsyncADMM as AsyncADMM
@@ -20,6 +21,8 @@ from .local_steps import LocalSteps as LocalSteps
 from .orlomo import OrLoMo as OrLoMo
 from .ormo import OrMo as OrMo
 from .ormo import OrMoDA as OrMoDA
+from .partial_reduce import PartialReduce as PartialReduce
+from .push_sum import AsyncPushSum as AsyncPushSum
 from .r2sp import R2SP as R2SP
 from .shifted_momentum import ShiftedMomentum as ShiftedMomentum
 from .smega2 import SMEGA2 as SMEGA2
@@ -48,4 +51,7 @@ Sync = (
     | EASGD
     | AsyncADMM
     | Hogwild
+    | PartialReduce
+    | ADPSGD
+    | AsyncPushSum
 )

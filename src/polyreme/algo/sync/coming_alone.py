@@ -16,16 +16,12 @@ _LATER = 1 << 40  # a step that no run comes to
 
 def refused(name: str, algorithm: DataParallel) -> Iterator[Violation]:
     """What says how workers meet, of an algorithm with the sync of that name."""
-    path, default = "data_parallel", type(algorithm)()
-    for part in ("topology", "aggregate"):
-        given, usual = getattr(algorithm, part), getattr(default, part)
-        if given != usual:
-            yield Violation(
-                path=f"{path}.{part}.kind",
-                value=type(given).__name__,
-                rule=f"is of workers that meet; under {name} each comes alone",
-                legal=f'"{type(usual).__name__}"',
-            )
+    path = "data_parallel"
+    yield from _unusual(
+        algorithm,
+        ("topology", "aggregate"),
+        f"is of workers that meet; under {name} each comes alone",
+    )
     feedback, compress = algorithm.feedback, algorithm.compress
     if not feedback.alone or feedback.sends_all(Turn(step=0, lr=1.0)):
         yield Violation(
@@ -45,14 +41,36 @@ def refused(name: str, algorithm: DataParallel) -> Iterator[Violation]:
 
 def undressed(name: str, why: str, algorithm: DataParallel) -> list[Violation]:
     """What there is of compression and feedback, of an algorithm whose sync goes with neither."""
-    default = type(algorithm)()
     return [
-        Violation(
-            path=f"data_parallel.{part}.kind",
-            value=type(given).__name__,
-            rule=f"is of gradients on their way, and {name} {why}",
-            legal=f'"{type(usual).__name__}"',
+        *_unusual(
+            algorithm, ("compress", "feedback"), f"is of gradients on their way, and {name} {why}"
         )
-        for part in ("compress", "feedback")
-        if (given := getattr(algorithm, part)) != (usual := getattr(default, part))
     ]
+
+
+def refused_with_models(name: str, algorithm: DataParallel) -> Iterator[Violation]:
+    """What says how gradients travel, of an algorithm whose sync, of that name, sends models."""
+    yield from _unusual(
+        algorithm,
+        ("topology", "aggregate"),
+        f"is of workers that meet; under {name} models go from worker to worker",
+    )
+    yield from _unusual(
+        algorithm,
+        ("feedback", "compress"),
+        f"is of gradients that travel; under {name} models do, as they are",
+    )
+
+
+def _unusual(algorithm: DataParallel, parts: tuple[str, ...], rule: str) -> Iterator[Violation]:
+    """Parts that are not as they are unless given."""
+    default = type(algorithm)()
+    for part in parts:
+        given, usual = getattr(algorithm, part), getattr(default, part)
+        if given != usual:
+            yield Violation(
+                path=f"data_parallel.{part}.kind",
+                value=type(given).__name__,
+                rule=rule,
+                legal=f'"{type(usual).__name__}"',
+            )

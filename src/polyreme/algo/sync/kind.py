@@ -63,9 +63,17 @@ class SyncKind(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         """Servers beside n workers: players whose numbers follow those of workers."""
         return 0
 
-    def whole(self, servers: Sequence[State]) -> torch.Tensor:
-        """The model, from the states of all servers in their order."""
+    def machine(self, player: int, n: int) -> int:
+        """Whose machine a player is on: between players of one, messages cost nothing."""
+        return player
+
+    def whole(self, servers: Sequence[State], workers: Sequence[State] = ()) -> torch.Tensor:
+        """The model, from the states of all servers and of all workers, in their order."""
         raise undefined(self, "whole")
+
+    def refused(self, n: int) -> list[Violation]:
+        """What forbids this sync for so many workers."""
+        return []
 
     def refused_with(self, algorithm: DataParallel) -> list[Violation]:
         """Members of the algorithm that this one does not go with."""

@@ -243,8 +243,8 @@ class Served(SyncKind, frozen=True, kw_only=True):
             n_batches=self.per_push,
         )
 
-    def whole(self, servers: Sequence[State]) -> torch.Tensor:
-        """The model, from the states of all servers in their order."""
+    def whole(self, servers: Sequence[State], workers: Sequence[State] = ()) -> torch.Tensor:
+        """The pieces of all servers, one after another."""
         import torch
 
         return torch.cat([state["params"] for state in servers])

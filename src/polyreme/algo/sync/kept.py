@@ -1,0 +1,176 @@
+"""What syncs have whose models change while workers compute: a keeper beside each worker."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ...errors import Violation, undefined
+from .. import exchange
+from ..effects import ANY, Numbers, Program, Received, Recv, Send
+from ..packet import Kinds, Like, Message, Packet
+from ..push import WHOLE, heading
+from ..topology.graph import Graph
+from ..topology.graph.ring import RingGraph
+from ..vector import mean
+from . import peers
+from .kind import State, gradient, stride
+from .peers import Peers
+
+if TYPE_CHECKING:
+    import torch
+
+    from ..compose import DataParallel
+    from ..worker import Worker
+
+_N_HEAD = 2
+_NOTHING = Numbers()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Said:
+    """What a keeper hears of another: numbers whose meaning is the member's, and a vector."""
+
+    source: int
+    numbers: tuple[float, ...]
+    vector: torch.Tensor
+
+
+class Kept(Peers, frozen=True, kw_only=True):
+    """Keeper n + i has the model of worker i, on its machine; keepers exchange while it computes.
+
+    The worker pushes a gradient to its keeper, which takes the rule's step on the model as it is by
+    then, and answers with the model. `version` counts a model's changes. Each keeper reckons how
+    many steps the run has done: those of its worker, averaged as models are; the learning rate
+    goes by it. Nothing is kept in a round.
+
+    Attributes:
+        graph: Who is whose neighbour.
+    """
+
+    graph: Graph = RingGraph()
+
+    # What members say ---------------------------------------------------------------------------
+
+    def own(self) -> State:
+        """What a keeper keeps beside model, rule and counts, by its names."""
+        return {}
+
+    def begun(self, state: State, me: Worker) -> Program[State]:
+        """What a keeper begins once its worker computes again: its state then."""
+        raise undefined(self, "begun")
+
+    def heard(self, state: State, said: Said, me: Worker) -> Program[State]:
+        """A keeper's state after it heard of another."""
+        raise undefined(self, "heard")
+
+    def reckoned(self, state: State) -> float:
+        """The steps that the run has done, as a keeper reckons them."""
+        progress: float = state["progress"]
+        return progress
+
+    # What all have ------------------------------------------------------------------------------
+
+    @property
+    def n_vectors(self) -> int:
+        """The keeper's model."""
+        return 1
+
+    def n_servers(self, n: int) -> int:
+        """A keeper for each worker."""
+        return n
+
+    def machine(self, player: int, n: int) -> int:
+        """A keeper is where its worker is."""
+        return player % n
+
+    def whole(self, servers: Sequence[State], workers: Sequence[State] = ()) -> torch.Tensor:
+        """The mean of the models that keepers have."""
+        return mean(state["params"] for state in servers)
+
+    def refused(self, n: int) -> list[Violation]:
+        """The graph must connect all."""
+        return peers.unfit(self.graph, n)
+
+    def init(self, algorithm: DataParallel, params: torch.Tensor, me: Worker) -> State:
+        """Of a worker, or of a keeper."""
+        if me.rank < me.n:
+            return {"params": params, "version": 0, "awaits": False, "step": 0}
+        rule = algorithm.rule.init(params)
+        counts = {"version": 0, "progress": 0.0, "step": 0}
+        return {"params": params, "rule": rule, **self.own(), **counts}
+
+    def round(self, algorithm: DataParallel, state: State, me: Worker) -> Program[State]:
+        """A worker's push or its pull, or what a keeper does with what it hears."""
+        like = Like.of(state["params"])
+        if me.rank >= me.n:
+            return (yield from self._keep(algorithm, state, like, me))
+        if state["awaits"]:
+            answer: Received = yield Recv(source=me.n + me.rank, kinds=_kinds(1, like))
+            head, packet = answer.message.packets
+            version = int(head.decode()[0])
+            return {**state, "params": packet.decode(), "version": version, "awaits": False}
+        own = yield from gradient(algorithm, state["params"], (state["step"],), me)
+        numbers = (state["version"], 0.0)
+        yield Send(to=me.n + me.rank, message=_message(numbers, own.gradient, own.numbers))
+        return {**state, "awaits": True, "step": state["step"] + 1}
+
+    def _keep(
+        self, algorithm: DataParallel, state: State, like: Like, me: Worker
+    ) -> Program[State]:
+        """One push of the worker, or one message of another keeper."""
+        width = _N_HEAD + len(Numbers._fields)
+        received: Received = yield Recv(source=ANY, kinds=_kinds(width, like))
+        head, packet = received.message.packets
+        told = head.decode().tolist()
+        numbers, row = tuple(told[:_N_HEAD]), told[_N_HEAD:]
+        if received.source >= me.n:
+            said = Said(source=received.source, numbers=numbers, vector=packet.decode())
+            return (yield from self.heard(state, said, me))
+        after = yield from self._updated(
+            algorithm, state, packet.decode(), Numbers(*row), int(numbers[0]), me
+        )
+        model = self.model(after)
+        answer = Message(packets=(heading((after["version"],)), _packet(model)))
+        yield Send(to=received.source, message=answer)
+        return (yield from self.begun(after, me))
+
+    def _updated(
+        self,
+        algorithm: DataParallel,
+        state: State,
+        found: torch.Tensor,
+        row: Numbers,
+        version: int,
+        me: Worker,
+    ) -> Program[State]:
+        """A step of the rule, if the gradient counts, and told of in any case."""
+        step = int(self.reckoned(state))
+        lr, delay = me.lr(step), state["version"] - version
+        after = {**state, "step": state["step"] + 1, "progress": state["progress"] + 1.0}
+        if row.finite and row.weight:
+            model = self.model(state)
+            delta, rule, _ = yield from stride(algorithm, model, found, state["rule"], lr, me)
+            changed = {"params": state["params"] + delta, "rule": rule}
+            after = {**after, **changed, "version": state["version"] + 1}
+        yield peers.told(me.rank - me.n, row, step, lr, delay)
+        return after
+
+
+def tell(to: int, numbers: tuple[float, ...], vector: torch.Tensor) -> Program[None]:
+    """Sends a keeper another's numbers and vector."""
+    yield Send(to=to, message=_message(numbers, vector, _NOTHING))
+
+
+def _message(numbers: Sequence[float], vector: torch.Tensor, row: Numbers) -> Message:
+    return Message(packets=(heading(numbers, (row,)), _packet(vector)))
+
+
+def _packet(vector: torch.Tensor) -> Packet:
+    like = Like((vector.numel(),), exchange.name(vector))
+    return Packet(buffers=(vector,), like=like, kind=WHOLE)
+
+
+def _kinds(width: int, like: Like) -> Kinds:
+    return ((WHOLE, Like((width,), "float64")), (WHOLE, like))
