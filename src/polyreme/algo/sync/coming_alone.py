@@ -16,7 +16,7 @@ _LATER = 1 << 40  # a step that no run comes to
 
 def refused(name: str, algorithm: DataParallel) -> Iterator[Violation]:
     """What says how workers meet, of an algorithm with the sync of that name."""
-    path, default = "data_parallel", type(algorithm)()
+    path, default = "data_parallel", algorithm.__class__()
     for part in ("topology", "aggregate"):
         given, usual = getattr(algorithm, part), getattr(default, part)
         if given != usual:
