@@ -102,6 +102,7 @@ class Virtual:
             team.gradients,
             compute=options.compute,
             network=options.network,
+            faults=options.faults,
             seed=seed,
             on_record=self._on_record,
             together=team.gradients.together,
