@@ -46,7 +46,7 @@ class Links:
         seed: int,
     ) -> None:
         self._network, self._n, self._clock, self._deliver = network, n, clock, deliver
-        self._ledger, self._seed = ledger, seed
+        self._ledger, self._seed, self._is_sure = ledger, seed, network.is_sure
         self._out_free_s: defaultdict[int, float] = defaultdict(float)
         self._in_free_s: defaultdict[int, float] = defaultdict(float)
         self._ways: dict[_Pair, Way] = {}
@@ -72,7 +72,7 @@ class Links:
         left_s = self._out_free_s[way.out] = start_s + n_bytes / way.out_bytes_per_s
         late_s = way.latency_s
         here_s = start_s + late_s
-        if not self._network.is_sure:
+        if not self._is_sure:
             if not mail.is_notice:
                 self._n_left[pair] += 1
                 if self._drawn(pair, _LOSS) < self._network.loss:

@@ -13,7 +13,7 @@ from .. import exchange
 from ..effects import ANY, Numbers, Program, Received, Record, Recv, Seen, Send, Split, settled
 from ..feedback.kind import Turn
 from ..packet import Kinds, Like, Message, Packet
-from ..push import HELLO, LEFT, WHOLE, Form, Push, heading
+from ..push import HELLO, LEFT, WHOLE, Form, Push, heading, numbers, whole
 from ..vector import span
 from . import coming_alone
 from .kind import State, SyncKind, clipped, gradient
@@ -157,11 +157,11 @@ class Served(SyncKind, frozen=True, kw_only=True):
     def round(self, algorithm: DataParallel, state: State, me: Worker) -> Program[State]:
         """A worker's push or one of its pulls, or a server's answer."""
         if me.rank >= me.n:
-            return (yield from self._serve(algorithm, state, me))
+            return self._serve(algorithm, state, me)
         for server, awaited in state["awaits"].items():
             if awaited:
-                return (yield from self._pull(state, server, me))
-        return (yield from self._push(algorithm, state, me))
+                return self._pull(state, server, me)
+        return self._push(algorithm, state, me)
 
     def refused_with(self, algorithm: DataParallel) -> list[Violation]:
         """Parts of the algorithm that say how workers meet, which these do not."""
@@ -252,7 +252,7 @@ class Served(SyncKind, frozen=True, kw_only=True):
         return {
             **state,
             "params": params,
-            "versions": {**state["versions"], server: int(head.decode()[0])},
+            "versions": {**state["versions"], server: int(numbers(head)[0])},
             "awaits": {**state["awaits"], server: False},
         }
 
@@ -281,10 +281,8 @@ class Served(SyncKind, frozen=True, kw_only=True):
         after = {**after, **changed}
         for worker in workers:
             piece = self.answer(after, worker, me)
-            like = Like((piece.numel(),), exchange.name(piece))
-            packet = Packet(buffers=(piece,), like=like, kind=WHOLE)
             said = heading((self.told(after, worker),))
-            yield Send(to=worker, message=Message(packets=(said, packet)))
+            yield Send(to=worker, message=Message(packets=(said, whole(piece))))
         return after
 
     def told(self, state: State, worker: int) -> int:
