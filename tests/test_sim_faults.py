@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import math
 from collections import Counter
 from typing import Any
@@ -323,6 +324,20 @@ def test_a_run_that_only_a_crash_could_move_is_stuck_at_once():
     with pytest.raises(RunError, match=r"worker 0 .* waits for a message from server 0"):
         made.clock.play(10)
     assert made.clock.clock.now_s < 10
+
+
+def test_a_run_leaves_the_garbage_collector_as_it_was_also_where_it_fails():
+    before, during = gc.get_threshold(), []
+
+    class Watched(Silent, frozen=True, kw_only=True, tag="Watched", tag_field="kind"):
+        def heard(self, algorithm: DataParallel, state: State, push: Push, me: Any) -> State:
+            during.append(gc.get_threshold()[0])
+            return {}
+
+    with pytest.raises(RunError):
+        Run(2, [Crash(worker=0, at_s=2.5)], Watched()).clock.play(10)
+    assert min(during) > before[0]
+    assert gc.get_threshold() == before
 
 
 def test_a_worker_that_is_to_come_back_is_waited_for():

@@ -30,6 +30,7 @@ from .clock import Clock
 from .compute import Compute as ComputeModel
 from .compute import Constant
 from .faults import Fault
+from .garbage import seldom
 from .links import Links, Mail
 from .lives import Acts, Lives
 from .network import Network, Uniform
@@ -173,10 +174,12 @@ class Simulation:
             for player in self._players:
                 if player.me.rank not in self._gone:
                     self.clock.at(self.clock.now_s, self._begin, player)
-        while self._recorded < self._until * self._n:
-            idle = 0 if self._lives is None else self._lives.n_crashes
-            if self.clock.n_left == idle or not self.clock.step():
-                raise self._deadlock()
+        goal, clock, lives = self._until * self._n, self.clock, self._lives
+        with seldom():
+            while self._recorded < goal:
+                stuck_but_for_crashes = lives is not None and clock.n_left == lives.n_crashes
+                if stuck_but_for_crashes or not clock.step():
+                    raise self._deadlock()
 
     @property
     def _gone(self) -> Collection[int]:
