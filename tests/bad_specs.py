@@ -54,6 +54,7 @@ _PARTNERS = (  # kinds of model and data that go together
     ("mlp", "datasets"),
     ("python", "digits"),
 )
+_WITH = {"simulate.faults[": ("data_parallel.sync", {"kind": "ASGD"})}  # what tables go with
 _STRANGE = ("", "null", "None", "ü漢", "a\tb", "\x7f", "x" * 3000, "-0", "1e400")
 
 
@@ -171,7 +172,8 @@ def faults(base: int, document: dict[str, Any]) -> Iterator[Fault]:
             if not default:
                 yield fault("kind", MISSING)
         for value in (3, [], [table], True, datetime.date(2020, 1, 1)) if path else ():
-            yield Fault(base=base, path=path, value=value, reported=path, table=None)
+            above = before if path.endswith("]") else None  # an array must be there
+            yield Fault(base=base, path=path, value=value, reported=path, table=above)
         for field in node.fields:
             if field.required and field.name != node.tag:
                 yield fault(field.name, MISSING)
@@ -212,6 +214,14 @@ def _tables(
             tables = [each for each in members(field.type) if isinstance(each, types.StructType)]
             if where.count(".") > 1 and tables and tables[0].cls in shallow:
                 tables = tables[:1]  # these choices stand nearer the top too
+            for member in _items(field.type):
+                bare = [_bare(where, member)]
+                first = (
+                    (where, bare)
+                    if before is None
+                    else (before[0], {**before[1], field.name: bare})
+                )
+                yield from below(f"{where}[0]", member, bare[0], False, first)
             for member in tables:
                 given = table.get(field.name)
                 own = isinstance(field.default, msgspec.Struct)
@@ -229,6 +239,13 @@ def _tables(
                     yield from below(where, member, given, own, before)
 
     yield from below("", top, document, False, None)
+
+
+def _items(node: types.Type) -> list[types.StructType]:
+    """Tables that an array may hold."""
+    if not isinstance(node, types.VarTupleType):
+        return []
+    return [each for each in members(node.item_type) if isinstance(each, types.StructType)]
 
 
 def _wrong(node: types.Type) -> Iterator[tuple[Any, str]]:
@@ -272,7 +289,8 @@ def _wrong(node: types.Type) -> Iterator[tuple[Any, str]]:
                 yield ["x"] * len(each.item_types), "[0]"
                 yield [0.5] * (len(each.item_types) + 1), ""
             case types.VarTupleType() | types.ListType():
-                yield [{"a": datetime.date(2020, 1, 1)}], "[0]"
+                if not _items(each):
+                    yield [{"a": datetime.date(2020, 1, 1)}], "[0]"
                 yield [[]], "[0]"
             case types.DictType() if not isinstance(each.value_type, types.AnyType):
                 yield {"a": [1]}, ".a"
@@ -338,6 +356,9 @@ def made(document: dict[str, Any], *wrong: Fault) -> dict[str, Any]:
     for fault in wrong:
         if fault.table is not None:
             document = put(document, *fault.table)
+        for path, partner in _WITH.items():
+            if fault.path.startswith(path):
+                document = put(document, *partner)
     for fault in wrong:
         document = put(document, fault.path, fault.value)
     return document

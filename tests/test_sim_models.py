@@ -19,6 +19,8 @@ from polyreme.sim.compute import (
     Gamma,
     Heterogeneous,
     LogNormal,
+    Pareto,
+    Periodic,
     Stragglers,
 )
 from polyreme.sim.compute.draws import uniform
@@ -26,6 +28,7 @@ from polyreme.sim.network import Hosts, SlowLinks, Uniform
 from polyreme.sim.options import Simulate
 
 N = 4000
+PINNED = [0.7999305087237619, 0.768352024471768, 0.1648301539150273]
 RANDOM = [
     (Exponential(seconds=2.0), 2.0, 2.0),
     (Exponential(seconds=2.0, constant=0.75), 2.0, 0.5),
@@ -63,7 +66,7 @@ def test_gamma_machines_differ_and_keep_their_speed():
     assert statistics.fmean(again) == pytest.approx(means[3], rel=0.02)
 
 
-@pytest.mark.parametrize("model", [each for each, *_ in RANDOM] + [Stragglers()], ids=str)
+@pytest.mark.parametrize("model", [each for each, *_ in RANDOM] + [Stragglers(), Pareto()], ids=str)
 def test_draws_are_functions_of_seed_worker_and_batch_alone(model):
     backwards = [model.gradient_s(0, 4, batch, 0) for batch in reversed(range(200))]
     assert backwards[::-1] == _seconds(model)[:200]
@@ -76,8 +79,7 @@ def test_uniform_numbers_stay_inside_and_do_not_change_between_versions():
     assert 0 < min(drawn) < max(drawn) < 1
     counts, _ = np.histogram(drawn, bins=10, range=(0, 1))
     assert ((counts - N / 10) ** 2 / (N / 10)).sum() < 27.9  # chi-square, 9 degrees, p = 0.001
-    word = np.random.SeedSequence((1, 2, 3)).generate_state(1, np.uint64)[0]
-    assert uniform(1, 2, 3) == pytest.approx(int(word) / 2**64, abs=1e-12)
+    assert [uniform(1, 2, 3), uniform(1, 2), uniform(2, 1)] == PINNED
 
 
 def test_stragglers_are_slow_for_whole_spells_with_their_probability():
@@ -104,7 +106,7 @@ def test_fixed_models_give_each_worker_its_own():
 
 def test_a_file_is_read_line_by_worker_and_starts_anew(tmp_path):
     path = tmp_path / "seconds.txt"
-    path.write_text("1 2.5, 3\n\n4\n")
+    path.write_text("1 2.5, 3\n4\n\n")
     model = File(path=str(path))
     assert [model.gradient_s(0, 3, batch, 0) for batch in range(4)] == [1.0, 2.5, 3.0, 1.0]
     assert [model.gradient_s(rank, 3, 5, 0) for rank in (1, 2)] == [4.0, 3.0]
@@ -119,6 +121,59 @@ def test_a_file_that_holds_no_seconds_is_refused(tmp_path, text):
     (found,) = Simulate(compute=File(path=str(path))).check()
     assert found.path == "simulate.compute.path"
     assert "holds no seconds" in found.rule
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("1 2\n3,,4\n", "line 2 has an empty place beside a comma"),
+        ("1, 2,\n", "line 1 has an empty place beside a comma"),
+        ("1 2\n\n3 4\n", "line 2 is blank"),
+        ("1\n2 3\n4 x 5\n", "line 3: x is no number"),
+        ("1\n2 -3\n", "line 2: -3 is no positive number"),
+        ("1\ninf\n", "line 2: inf is no positive number"),
+    ],
+)
+def test_a_hole_in_a_file_is_named_with_its_line(tmp_path, text, told):
+    path = tmp_path / "seconds.txt"
+    path.write_text(text)
+    (found,) = Simulate(compute=File(path=str(path))).check()
+    assert told in found.rule
+
+
+def test_pareto_seconds_have_the_stated_mean_and_a_tail_that_falls_as_a_power():
+    model = Pareto(seconds=3.0, shape=2.5)
+    drawn = np.array(_seconds(model))
+    least = 3.0 * 1.5 / 2.5
+    assert drawn.min() >= least
+    assert drawn.mean() == pytest.approx(3.0, abs=4 * least * (2.5 / (1.5**2 * 0.5) / N) ** 0.5)
+    for quantile in (0.1, 0.5, 0.9, 0.99):
+        expected = least * (1 - quantile) ** (-1 / 2.5)
+        assert np.quantile(drawn, quantile) == pytest.approx(expected, rel=0.1)
+
+
+def test_a_periodic_worker_is_slow_for_its_share_of_each_period():
+    model = Periodic(seconds=2.0, factor=3.0, period=8, share=0.25, phases=(0.0, 0.5, 0.875))
+    took = [[model.gradient_s(rank, 4, b, 0) for b in range(16)] for rank in range(4)]
+    assert [[b for b in range(16) if each[b] == 6.0] for each in took] == [
+        [0, 1, 8, 9],
+        [4, 5, 12, 13],
+        [1, 2, 9, 10],
+        [0, 1, 8, 9],
+    ]
+
+
+def test_phases_of_periodic_workers_are_drawn_for_each():
+    model = Periodic(factor=2.0, period=10, share=0.5)
+    first = [
+        next(b for b in range(10) if model.gradient_s(r, 200, b, 0) == 2.0) for r in range(200)
+    ]
+    assert set(first) == {0, 1, 2, 3, 4, 5}  # who begins in the middle of it is slow at once
+    for rank in range(200):
+        assert sum(_seconds(model, rank)[:1000]) == 1500
+    drawn = [_seconds(model, rank)[:10] for rank in range(200)]
+    assert drawn == [_seconds(model, rank)[10:20] for rank in range(200)]
+    assert len({tuple(each) for each in drawn}) == 10
 
 
 def test_a_ring_takes_n_minus_1_messages_in_a_row():
@@ -171,6 +226,14 @@ def test_a_slow_worker_that_is_not_there_is_refused():
         {"compute": {"kind": "factors", "factors": []}},
         {"compute": {"kind": "exponential", "constant": 1.0}},
         {"compute": {"kind": "stragglers", "spell": 0}},
+        {"compute": {"kind": "pareto", "shape": 1.0}},
+        {"compute": {"kind": "periodic", "phases": [1.0]}},
+        {"compute": {"kind": "periodic", "period": 0}},
+        {"network": {"kind": "uniform", "loss": 1.0}},
+        {"network": {"kind": "hosts", "jitter_s": -1.0}},
+        {"faults": [{"kind": "crash", "worker": 0}]},
+        {"faults": [{"kind": "join", "worker": -1, "at_s": 1.0}]},
+        {"faults": [{"kind": "random_crashes", "every_s": 0}]},
         {"network": {"kind": "uniform", "bytes_per_s": 0}},
         {"network": {"kind": "slow_links", "slow_factor": 0.5}},
         {"network": {}},

@@ -26,7 +26,7 @@ class Draw:
 
     def at(self, use: int) -> Draw:
         """Numbers for another use in the same step."""
-        mixed = _mixed(self.use, use + 1)
+        mixed = mix(self.use, use + 1)
         return Draw(seed=self.seed, worker=self.worker, step=self.step, use=mixed)
 
     def own(self, device: torch.device | str = "cpu") -> torch.Generator:
@@ -56,7 +56,7 @@ class Draw:
 
         mixed = 0
         for number in (self.seed, who, self.step, self.use):
-            mixed = _mixed(mixed, number)
+            mixed = mix(mixed, number)
         generator = torch.Generator(device)
         generator.manual_seed(mixed >> 1)
         return generator
@@ -69,7 +69,7 @@ def of_seed(seed: torch.Tensor) -> torch.Generator:
     return torch.Generator().manual_seed(int(seed))
 
 
-def _mixed(state: int, number: int) -> int:
+def mix(state: int, number: int) -> int:
     """SplitMix64's finaliser over the state plus a number. Source: Steele et al. 2014."""
     mixed = (state * 0x9E3779B97F4A7C15 + number + 0x9E3779B97F4A7C15) & _MASK
     mixed = ((mixed ^ (mixed >> 30)) * 0xBF58476D1CE4E5B9) & _MASK

@@ -9,9 +9,9 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
+from .once import once
 from .vector import all_finite
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ class Computed:
     n_samples: int = 0
     known_finite: bool | None = None
 
-    @cached_property
+    @once
     def is_finite(self) -> bool:
         """Whether loss and gradient are."""
         if self.known_finite is not None:

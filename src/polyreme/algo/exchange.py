@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from ..errors import ConfigError
@@ -14,6 +15,7 @@ from .compress.maybe import holds, none, nothing, something
 from .effects import Program
 from .feedback.kind import Turn
 from .packet import Like, Message, Packet
+from .vector import span
 
 if TYPE_CHECKING:
     import torch
@@ -303,6 +305,14 @@ def pieces_of(vector: torch.Tensor, made: Sequence[Part]) -> Sequence[torch.Tens
     return _split(vector, [part.stop - part.start for part in made])
 
 
+def cut(vector: torch.Tensor, n: int) -> Sequence[torch.Tensor]:
+    """A vector in n pieces as equal as can be, which share its memory."""
+    if n == 1:
+        return (vector,)
+    spans = (span(vector.numel(), n, piece) for piece in range(n))
+    return [vector[start:stop] for start, stop in spans]
+
+
 def _whole(
     pieces: dict[int, torch.Tensor], made: Sequence[Part], like: torch.Tensor, dtype: torch.dtype
 ) -> torch.Tensor:
@@ -320,7 +330,12 @@ def _whole(
 
 def name(vector: torch.Tensor) -> str:
     """The vector's type, such as "float32"."""
-    return str(vector.dtype).removeprefix("torch.")
+    return _name(vector.dtype)
+
+
+@cache
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
 
 
 def _split(vector: torch.Tensor, sizes: list[int]) -> tuple[torch.Tensor, ...]:

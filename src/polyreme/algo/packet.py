@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from operator import is_
 from types import FunctionType, MethodType
 from typing import TYPE_CHECKING, Any, NamedTuple
+
+from .once import once
 
 if TYPE_CHECKING:
     import torch
@@ -51,7 +52,7 @@ class Packet:
     like: Like
     kind: CompressorKind
 
-    @cached_property
+    @once
     def nbytes(self) -> int:
         """Bytes on the wire: buffers, and 4 for each length that the receiver cannot know."""
         held = sum(buffer.nbytes for buffer in self.buffers)
@@ -70,7 +71,7 @@ class Packet:
         """Keep what it decodes to, found by its compressor."""
         self.__dict__["_decoded"] = decoded
 
-    @cached_property
+    @once
     def _decoded(self) -> torch.Tensor:
         return self.kind.decode(self.buffers, self.like)
 
@@ -96,12 +97,12 @@ class Message:
 
     packets: tuple[Packet, ...]
 
-    @cached_property
+    @once
     def kinds(self) -> Kinds:
         """What its receiver must know."""
         return tuple((packet.kind, packet.like) for packet in self.packets)
 
-    @cached_property
+    @once
     def nbytes(self) -> int:
         """Bytes on the wire."""
         return sum(packet.nbytes for packet in self.packets)

@@ -10,6 +10,7 @@ from . import exchange, stacked
 from .compress.dense import Dense
 from .effects import Numbers, Received
 from .feedback.kind import Turn
+from .once import once
 from .packet import Kinds, Like, Message, Packet
 from .vector import span
 
@@ -61,7 +62,8 @@ class Form:
         """The packets of a server's piece of a vector."""
         compress = self.algorithm.compress
         kind = WHOLE if isinstance(compress, Dense) else compress
-        return exchange.parts(kind, me.layout.pieces(self.servers)[server], dtype)
+        piece = me.layout.pieces(self.servers)[server]
+        return piece.once((kind, dtype), lambda: exchange.parts(kind, piece, dtype))
 
     def init(self, params: torch.Tensor, me: Worker) -> State:
         """State of a worker's pushes before the first: of each vector, feedback and compressors."""
@@ -87,6 +89,12 @@ class Form:
 
         algorithm = self.algorithm
         prepared, feedback = algorithm.feedback.prepare(vector, kept["feedback"], turn)
+        if isinstance(algorithm.compress, Dense):
+            if algorithm.feedback.vectors:
+                none = torch.zeros_like(prepared, dtype=torch.bool)
+                feedback = algorithm.feedback.settle(prepared, prepared, none, feedback)
+            pieces = exchange.cut(prepared, self.servers)
+            return [[whole(piece)] for piece in pieces], {**kept, "feedback": feedback}
         draw = me.draw(turn.step).at(index)
         compressors = dict(kept["compress"])
         sent: list[torch.Tensor] = []
@@ -129,24 +137,33 @@ class Form:
 
     def kinds(self, me: Worker, dtype: str) -> Kinds:
         """What a server must know of a push to read it."""
-        head = Like((_N_HEAD + self.n_batches * len(Numbers._fields),), "float64")
-        each = tuple((part.kind, part.like) for part in self.parts(me, me.rank - me.n, dtype))
-        return ((WHOLE, head), *each * self.n_vectors)
+
+        def found() -> Kinds:
+            head = Like((_N_HEAD + self.n_batches * len(Numbers._fields),), "float64")
+            parts = self.parts(me, me.rank - me.n, dtype)
+            each = tuple((part.kind, part.like) for part in parts)
+            return ((WHOLE, head), *each * self.n_vectors)
+
+        piece = me.layout.pieces(self.servers)[me.rank - me.n]
+        key = (self.algorithm.compress, dtype, self.n_batches, self.n_vectors)
+        return piece.once(key, found)
 
     def read(self, received: Received) -> Push:
         """A push, as a server reads it."""
         import torch
 
         head, *packets = received.message.packets
-        number, version, lr, *rest = head.decode().tolist()
+        number, version, lr, *rest = numbers(head)
         width = len(Numbers._fields)
         rows = tuple(Numbers(*rest[at : at + width]) for at in range(0, len(rest), width))
         each = len(packets) // self.n_vectors
         turn = Turn(step=int(number), lr=lr)
         vectors = []
         for at in range(0, len(packets), each):
-            decoded = [x.reshape(-1) for x in stacked.decoded(packets[at : at + each])]
-            vector = decoded[0] if each == 1 else torch.cat(decoded)
+            some = packets[at : at + each]
+            decoded = [x.reshape(-1) for x in stacked.decoded(some)] if each > 1 else []
+            vector = torch.cat(decoded) if each > 1 else some[0].decode()
+            vector = vector if vector.dim() == 1 else vector.reshape(-1)
             vectors.append(self.algorithm.feedback.receive(vector, {}, turn)[0])
         return Push(
             worker=received.source,
@@ -167,10 +184,39 @@ def _named(packet: Packet) -> torch.Tensor:
     return packet.kind.kept(packet.buffers, packet.like).reshape(-1)
 
 
-def heading(numbers: Sequence[float], rows: Sequence[Numbers] = ()) -> Packet:
-    """Numbers, and rows of them, as one packet."""
-    import torch
+class Heading(Packet):
+    """Numbers as a packet of float64; where nobody wants its bytes, no tensor of them is made."""
 
-    flat = [*numbers, *(number for row in rows for number in row)]
-    values = torch.tensor(flat, dtype=torch.float64)
-    return Packet(buffers=(values,), like=Like((len(flat),), "float64"), kind=WHOLE)
+    def __init__(self, given: Sequence[float]) -> None:
+        held = tuple(map(float, given))
+        like = Like((len(held),), "float64")
+        self.__dict__.update(numbers=held, like=like, kind=WHOLE, nbytes=8 * len(held))
+
+    @once
+    def buffers(self) -> tuple[torch.Tensor, ...]:
+        """The numbers, as they travel."""
+        import torch
+
+        return (torch.tensor(self.__dict__["numbers"], dtype=torch.float64),)
+
+
+def heading(given: Sequence[float], rows: Sequence[Numbers] = ()) -> Packet:
+    """Numbers, and rows of them, as one packet."""
+    return Heading([*given, *(number for row in rows for number in row)])
+
+
+def numbers(packet: Packet) -> Sequence[float]:
+    """Those of a heading, which came as bytes or not."""
+    if isinstance(packet, Heading):
+        held: tuple[float, ...] = packet.__dict__["numbers"]
+        return held
+    found: list[float] = packet.decode().tolist()
+    return found
+
+
+def whole(vector: torch.Tensor) -> Packet:
+    """A vector as it is, whose bytes and whose reading need not be found."""
+    like = Like((vector.numel(),), exchange.name(vector))
+    packet = Packet(buffers=(vector,), like=like, kind=WHOLE)
+    packet.__dict__.update(nbytes=vector.nbytes, _decoded=vector)
+    return packet

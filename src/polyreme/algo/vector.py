@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 if TYPE_CHECKING:
     import torch
+
+_T = TypeVar("_T")
 
 
 def all_finite(vector: torch.Tensor) -> bool:
@@ -56,6 +58,14 @@ class Layout:
             spans = (span(self.n_entries, n, piece) for piece in range(n))
             held[n] = (self,) if n == 1 else tuple(self._cut(*each) for each in spans)
         found: tuple[Layout, ...] = held[n]
+        return found
+
+    def once(self, key: Hashable, find: Callable[[], _T]) -> _T:
+        """What follows from the layout and from what the key says, found once."""
+        held = self.__dict__.setdefault("_once", {})
+        if key not in held:
+            held[key] = find()
+        found: _T = held[key]
         return found
 
     def _cut(self, start: int, stop: int) -> Layout:

@@ -137,20 +137,18 @@ def work(
 
 def simulated(request: Request, problem: Problem, make_route: MakeRoute) -> None:
     """Train with all workers in this process, on the clock of the route that is made."""
-    with _asked_to_stop() as stop, mesh.watched(request.accelerator, 0.0) as world:
-        spec, plan = problem.spec, request.plans[0]
-        source = spec.data.open(spec.train.seq_len, spec.train.seed)
-        steps.arranged(spec, source, n_workers=n_replicas(plan))
-        folders.make_way(request.folder, request.resume)
-        folders.begin(request.folder, spec, request.plans, None)
-        _leave_start(request)
-        n_workers = n_replicas(plan)
-        _say(request, f"{n_workers} worker{'s' * (n_workers > 1)} on a virtual clock")
-        _train(request, problem, None, plan, source, world, stop, _Virtually(make_route))
+    _from_here(request, problem, None, _Virtually(make_route), "on a virtual clock")
 
 
 def served(request: Request, problem: Problem, profile: Profile, make_route: MakeRoute) -> None:
     """Train with workers and servers in processes of their own, which the route begins."""
+    _from_here(request, problem, profile, make_route, "and their servers")
+
+
+def _from_here(
+    request: Request, problem: Problem, profile: Profile | None, make_route: MakeRoute, how: str
+) -> None:
+    """Train with workers that are no ranks: this process writes the run folder and evaluates."""
     with _asked_to_stop() as stop, mesh.watched(request.accelerator, 0.0) as world:
         spec, plan = problem.spec, request.plans[0]
         source = spec.data.open(spec.train.seq_len, spec.train.seed)
@@ -159,8 +157,8 @@ def served(request: Request, problem: Problem, profile: Profile, make_route: Mak
         folders.make_way(request.folder, request.resume)
         folders.begin(request.folder, spec, request.plans, profile)
         _leave_start(request)
-        _say(request, f"{n_workers} worker{'s' * (n_workers > 1)} and their servers")
-        _train(request, problem, profile, plan, source, world, stop, make_route=make_route)
+        _say(request, f"{n_workers} worker{'s' * (n_workers > 1)} {how}")
+        _train(request, problem, profile, plan, source, world, stop, make_route)
 
 
 class _Virtually:
@@ -275,10 +273,10 @@ def _train(
     source: Source,
     world: World,
     stop: Callable[[], bool],
-    virtually: _Virtually | None = None,
     make_route: MakeRoute | None = None,
 ) -> runlog.Summary | None:
     spec, folder = problem.spec, request.folder
+    virtually = make_route if isinstance(make_route, _Virtually) else None
     trackers = open_trackers(spec.report.trackers, folder) if world.is_first else []
     log = None
     if world.is_first:
@@ -332,7 +330,7 @@ def _train(
                 algorithm=spec.data_parallel,
                 folder=folder,
                 partition=spec.data.partition,
-                general=virtually is not None or make_route is not None,
+                general=make_route is not None,
             ),
             world,
             log=log,
@@ -340,7 +338,7 @@ def _train(
             save=saver,
             load=load if request.resume else None,
             progress=bar,
-            make_route=virtually or make_route,
+            make_route=make_route,
         )
         try:
             save_final(outcome.state, folder, graph=problem.graph)

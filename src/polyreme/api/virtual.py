@@ -139,6 +139,7 @@ class Virtual:
             team.gradients,
             compute=options.compute,
             network=options.network,
+            faults=options.faults,
             seed=seed,
             done=done,
             on_record=self._on_record,

@@ -114,6 +114,8 @@ class Parallel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         known = self.order in (None, ANY) or self.order in ORDERS
         if not known:
             legal = ", ".join(map(literal, nearest_first(str(self.order), list(ORDERS))))
+            if (self.pp or 1) == 1:
+                legal = f"leave it out (or, with parallel.pp > 1, {legal})"
             yield _refused("order", self.order, "is no order", legal)
         if (self.pp or 1) == 1:
             rule = f"belongs to a pipeline, and {_none('pp', self.pp)}"

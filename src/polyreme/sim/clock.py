@@ -21,6 +21,11 @@ class Clock:
         heapq.heappush(self._events, (when_s, self._n_set, what, given))
         self._n_set += 1
 
+    @property
+    def n_left(self) -> int:
+        """Events to come."""
+        return len(self._events)
+
     def step(self) -> bool:
         """Play the next event; False where none is left."""
         if not self._events:

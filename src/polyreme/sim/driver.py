@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from ..algo.compose import DataParallel
@@ -19,22 +18,23 @@ from ..algo.effects import (
     Received,
     Record,
     Recv,
-    Seen,
     Send,
     Sleep,
     Sum,
     SumShards,
 )
 from ..algo.ledger import Ledger
-from ..algo.packet import Message, total
-from ..algo.topology.passing import share_of, vector
 from ..algo.worker import Worker
-from . import stuck
+from . import meeting, stuck
 from .clock import Clock
 from .compute import Compute as ComputeModel
 from .compute import Constant
+from .faults import Fault
+from .garbage import seldom
 from .links import Links, Mail
+from .lives import Acts, Lives
 from .network import Network, Uniform
+from .player import Player
 from .spent import Spent
 
 if TYPE_CHECKING:
@@ -54,25 +54,6 @@ Together = Callable[[Sequence[tuple[int, "torch.Tensor", int]]], list[Computed]]
 """Gradients of several workers (rank, parameters, batch), in their order."""
 
 
-@dataclass(kw_only=True, slots=True)
-class _Player:
-    """One worker: its state between rounds, its program within one, its mail.
-
-    `blocked` is the effect that it waits at, since `since_s`; `n_waits` tells its waits apart.
-    `begun` says that its round has had an answer: until then it can be taken back.
-    """
-
-    me: Worker
-    state: dict[str, Any]
-    program: Any = None
-    inbox: list[Mail] = field(default_factory=list)
-    blocked: Effect | None = None
-    since_s: float = 0.0
-    n_waits: int = 0
-    begun: bool = False
-    spent: Spent = field(default_factory=Spent)
-
-
 class Simulation:
     """Workers, and their servers if they have any, on a virtual clock; `play` runs them to a step.
 
@@ -87,8 +68,10 @@ class Simulation:
     and the next one goes on from there. Servers are between rounds then, workers are not: `drain`
     brings all there.
 
-    `done` steps have been done before. `seed` is of the seconds that `compute` draws. `on_record`
-    is told worker, record and time.
+    `done` steps have been done before. `seed` is of what `compute`, `network` and `faults` draw.
+    Faults are for workers that have servers; their seconds count from the clock's beginning, and
+    while it drains those that are due happen, but nobody waits for a worker to come back.
+    `on_record` is told worker, record and time.
     """
 
     def __init__(
@@ -100,6 +83,7 @@ class Simulation:
         *,
         compute: ComputeModel = _ALIKE,
         network: Network = _USUAL,
+        faults: Sequence[Fault] = (),
         seed: int = 0,
         done: int = 0,
         on_record: Callable[[Worker, Record, float], None] | None = None,
@@ -111,15 +95,24 @@ class Simulation:
         self.algorithm, self.gradients = algorithm, gradients
         self.compute, self.network, self.seed = compute, network, seed
         self.clock, self.ledger = Clock(), Ledger()
+        self._n = workers[0].n
+        machines = self._placed(len(workers))
+        self._links = Links(
+            network, machines, self._n, self.clock, self.ledger, self._deliver, seed
+        )
         self._on_record = on_record
-        self._players = [_Player(me=me, state=s) for me, s in zip(workers, states, strict=True)]
-        self._met: list[_Player] = []
+        self._players = [Player(me=me, state=s) for me, s in zip(workers, states, strict=True)]
+        self._met: list[Player] = []
         self._until = self._n_active = 0
-        self._n = self._players[0].me.n
-        self._machines = self._placed()
-        self._links = Links(network, self._machines, self.clock, self._deliver)
         self._recorded = done * self._n
         self._going = self._draining = False
+        self._lives: Lives | None = None
+        if faults:
+            acts = Acts(
+                leave=self._leave, come=self._come, notify=self._notify, deliver=self._deliver
+            )
+            start = states[0]["params"]
+            self._lives = Lives(faults, algorithm, workers, start, seed, self.clock, acts)
 
     @property
     def states(self) -> list[dict[str, Any]]:
@@ -171,46 +164,78 @@ class Simulation:
         for player in self._players:
             player.spent.wait_s += self.clock.now_s - player.since_s
 
-    def _placed(self) -> list[int]:
+    def _placed(self, n_players: int) -> list[int]:
         """Whose machine each player is on."""
-        players = range(len(self._players))
-        if len(players) == self._n:
-            return list(players)
-        return [self.algorithm.sync.machine(player, self._n) for player in players]
+        if n_players == self._n:
+            return list(range(n_players))
+        return [self.algorithm.sync.machine(player, self._n) for player in range(n_players)]
 
     def _play_on(self) -> None:
         """The clock goes on until servers told of so many batches of each worker, in the mean."""
         if not self._going:
             self._going = True
+            if self._lives is not None:
+                self._lives.begin()
             for player in self._players:
-                self.clock.at(self.clock.now_s, self._begin, player)
-        while self._recorded < self._until * self._n:
-            if not self.clock.step():
-                raise self._deadlock()
+                if player.me.rank not in self._gone:
+                    self.clock.at(self.clock.now_s, self._begin, player)
+        goal, clock, lives = self._until * self._n, self.clock, self._lives
+        with seldom():
+            while self._recorded < goal:
+                stuck_but_for_crashes = lives is not None and clock.n_left == lives.n_crashes
+                if stuck_but_for_crashes or not clock.step():
+                    raise self._deadlock()
+
+    @property
+    def _gone(self) -> Collection[int]:
+        return () if self._lives is None else self._lives.gone
 
     def drain(self) -> None:
         """What is computed is pushed, what is under way comes, and no worker begins anything.
 
         What comes so is not counted: the steps that are done stay those that were.
         """
-        self._draining, recorded = True, self._recorded
-        while self.clock.step():
-            pass
+        self._draining, recorded, lives = True, self._recorded, self._lives
+        while self.clock.n_left > (lives.n_crashes + lives.n_returns if lives else 0):
+            self.clock.step()
         for player in self._players:
             if player.program is not None:
                 if player.begun:
                     raise self._deadlock()
                 player.program.close()
             player.spent.wait_s += self.clock.now_s - player.since_s
+            player.since_s = self.clock.now_s
             player.program = player.blocked = None
         self._draining = self._going = False
         self._recorded = recorded
 
     def _deadlock(self) -> Exception:
         waiting = [(p.me.rank, p.state["step"] + 1, p.blocked) for p in self._players]
-        return stuck.deadlock(waiting, self.clock.now_s)
+        return stuck.deadlock(waiting, self._n, self.clock.now_s, self._gone)
 
-    def _begin(self, player: _Player) -> None:
+    def _leave(self, rank: int) -> None:
+        """A worker loses what it does and has; one that can come back is in its place."""
+        assert self._lives is not None
+        old, now_s = self._players[rank], self.clock.now_s
+        old.left(now_s)
+        self._asked.pop(rank, None)
+        self._found.pop(rank, None)
+        self._players[rank] = Player(
+            me=old.me,
+            state=self._lives.anew(rank, old.state, old.n_batches),
+            since_s=now_s,
+            n_batches=old.n_batches,
+            spent=old.spent,
+        )
+
+    def _come(self, rank: int) -> None:
+        player = self._players[rank]
+        player.spent.wait_s += self.clock.now_s - player.since_s
+        self._begin(player)
+
+    def _begin(self, player: Player) -> None:
+        if player.gone:
+            return
         if self._going or player.state["step"] < self._until:
             player.program = self.algorithm.sync.round(self.algorithm, player.state, player.me)
             player.begun = False
@@ -219,15 +244,18 @@ class Simulation:
             self._n_active -= 1
             player.since_s = self.clock.now_s
 
-    def _go_on(self, player: _Player, answer: Any) -> None:
+    def _go_on(self, player: Player, answer: Any) -> None:
         """Play a worker until it waits for something."""
+        if player.gone:
+            return
         player.blocked = None
         while True:
             try:
                 effect = player.program.send(answer)
             except StopIteration as end:
                 player.program, player.state = None, end.value
-                self.clock.at(self.clock.now_s, self._begin, player)
+                player.since_s = self.clock.now_s
+                self.clock.at(player.since_s, self._begin, player)
                 return
             if self._draining and not player.begun and not isinstance(effect, Recv):
                 player.program.close()
@@ -250,29 +278,33 @@ class Simulation:
             elif isinstance(effect, Now):
                 answer = self.clock.now_s
             elif isinstance(effect, Members):
-                answer = tuple(range(player.me.n))
+                answer = tuple(rank for rank in range(player.me.n) if rank not in self._gone)
             else:
                 self._wait(player, effect)
                 return
 
-    def _wait(self, player: _Player, effect: Effect) -> None:
+    def _wait(self, player: Player, effect: Effect) -> None:
         player.blocked, player.since_s, player.begun = effect, self.clock.now_s, True
         if isinstance(effect, Compute):
             me = player.me
             self._asked[me.rank] = effect
             seconds = self.compute.gradient_s(me.rank, me.n, effect.batch, self.seed)
             player.spent.compute_s += seconds
-            self.clock.at(self.clock.now_s + seconds, self._computed, player)
+            player.n_batches, player.until_s = effect.batch + 1, self.clock.now_s + seconds
+            self.clock.at(player.until_s, self._computed, player)
         elif isinstance(effect, Sleep):
             player.spent.wait_s += effect.seconds
-            self.clock.at(self.clock.now_s + effect.seconds, self._go_on, player, None)
+            player.until_s = self.clock.now_s + effect.seconds
+            self.clock.at(player.until_s, self._go_on, player, None)
         else:
             assert isinstance(effect, Agree | Combine | Sum), f"{effect} is no effect"
             self._meet(player)
 
-    def _computed(self, player: _Player) -> None:
+    def _computed(self, player: Player) -> None:
         """Go on with a gradient; the first that is due is computed with all that were asked for."""
         rank = player.me.rank
+        if player.gone:
+            return
         if rank in self._asked:
             asked, self._asked = self._asked, {}
             each = [(other, effect.params, effect.batch) for other, effect in asked.items()]
@@ -282,65 +314,32 @@ class Simulation:
     def _one_by_one(self, asked: Sequence[tuple[int, torch.Tensor, int]]) -> list[Computed]:
         return [self.gradients(*each) for each in asked]
 
-    def _meet(self, player: _Player) -> None:
+    def _meet(self, player: Player) -> None:
         """Wait for all others at the same effect; the last to come answers all."""
         self._met.append(player)
         if len(self._met) < len(self._players):
             return
         self._met.clear()
-        answer, seconds = self._answered([each.blocked for each in self._players])
+        met = [(each.me.rank, each.blocked) for each in self._players]
+        answer, seconds = meeting.answered(met, self.network, self.ledger)
         now_s = self.clock.now_s
         for each in self._players:
             each.spent.wait_s += now_s - each.since_s
             each.spent.comm_s += seconds
             self.clock.at(now_s + seconds, self._go_on, each, answer)
 
-    def _answered(self, effects: list[Any]) -> tuple[Any, float]:
-        """The answer to what all workers ask at once, and the seconds that it takes."""
-        first = effects[0]
-        if any(type(each) is not type(first) for each in effects):
-            raise self._apart()
-        if isinstance(first, Agree):
-            if len({len(each.batches) for each in effects}) > 1:
-                raise self._apart()
-            told = [each.batches for each in effects]
-            return Seen.of(told), self._gathering_s([8 * sum(map(len, each)) for each in told])
-        messages = [each.message for each in effects]
-        if any(each.kinds != messages[0].kinds for each in messages):
-            raise self._apart()
-        if isinstance(first, Sum):
-            return total(messages), self._summing_s(messages[0])
-        return first.function(messages), self._gathering_s([each.nbytes for each in messages])
+    def _send(self, player: Player, effect: Send) -> None:
+        source, to, lives = player.me.rank, effect.to, self._lives
+        received = Received(source=source, message=effect.message)
+        life = 0 if lives is None else lives.life(source, to)
+        self._links.send(to, effect.message.nbytes, Mail(received, self.clock.now_s, life))
 
-    def _gathering_s(self, sizes: list[int]) -> float:
-        """Count what all workers give to all; the seconds that takes."""
-        self.ledger.gathered(sizes)
-        return self.network.gathering_s(sizes)
-
-    def _summing_s(self, message: Message) -> float:
-        """Count the shares that go round twice, type by type; the seconds that takes."""
-        n, seconds = len(self._players), 0.0
-        for part in vector(message):
-            share_bytes = share_of(part.numel(), n) * part.element_size()
-            self.ledger.summed(share_bytes, n)
-            seconds += 2 * self.network.gathering_s([share_bytes] * n)
-        return seconds
-
-    def _apart(self) -> Exception:
-        return stuck.apart([(each.me.rank, each.blocked) for each in self._players if each.blocked])
-
-    def _send(self, player: _Player, effect: Send) -> None:
-        received = Received(source=player.me.rank, message=effect.message)
-        mail = Mail(received=received, sent_s=self.clock.now_s)
-        if self.algorithm.sync.in_memory:
-            self.clock.at(self.clock.now_s, self._deliver, effect.to, mail)
-            return
-        n_bytes = effect.message.nbytes
-        if self._machines[player.me.rank] != self._machines[effect.to]:
-            self.ledger.sent(player.me.rank, effect.to, n_bytes)
-        self._links.send(effect.to, n_bytes, mail)
+    def _notify(self, to: int, mail: Mail) -> None:
+        self._links.send(to, 0, mail)
 
     def _deliver(self, to: int, mail: Mail) -> None:
+        if self._lives is not None and not self._lives.takes(to, mail):
+            return
         player = self._players[to]
         wants = player.blocked
         if not isinstance(wants, Recv) or wants.source not in (ANY, mail.received.source):
@@ -352,7 +351,7 @@ class Simulation:
         player.begun = True
         self._go_on(player, self._read(player, wants, mail))
 
-    def _receive(self, player: _Player, effect: Recv) -> Received | None:
+    def _receive(self, player: Player, effect: Recv) -> Received | None:
         """The first message that came of those that are wanted; if there is none, wait."""
         for index, mail in enumerate(player.inbox):
             if effect.source in (ANY, mail.received.source):
@@ -365,13 +364,15 @@ class Simulation:
             self.clock.at(when_s, self._give_up, player, player.n_waits)
         return None
 
-    def _read(self, player: _Player, effect: Recv, mail: Mail) -> Received:
+    def _read(self, player: Player, effect: Recv, mail: Mail) -> Received:
+        if self._lives is not None:
+            self._lives.hear(player.me.rank, mail)
         kinds = mail.received.message.kinds
         if kinds != effect.kinds:
             raise stuck.unlike(player.me.rank, mail.received.source, effect.kinds, kinds)
         return mail.received
 
-    def _give_up(self, player: _Player, number: int) -> None:
+    def _give_up(self, player: Player, number: int) -> None:
         if isinstance(player.blocked, Recv) and player.n_waits == number:
             player.spent.wait_s += self.clock.now_s - player.since_s
             player.begun = True

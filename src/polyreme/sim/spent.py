@@ -11,7 +11,7 @@ class Spent:
 
     `compute_s` went into gradients. `comm_s` it was blocked while messages that it needed were
     under way or queued for a link. `wait_s` it was blocked before they were sent, waited for others
-    to come to a collective, slept, or had done its steps.
+    to come to a collective, slept, had done its steps, or was not there.
     """
 
     compute_s: float = 0.0

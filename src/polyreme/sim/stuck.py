@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from itertools import islice
 
 from ..algo.effects import ANY, Agree, Combine, Effect, Recv, Sum
@@ -11,16 +11,23 @@ from ..errors import RunError
 _SHOWN = 8
 
 
-def deadlock(waiting: Sequence[tuple[int, int, Effect | None]], now_s: float) -> RunError:
-    """Of every worker: its number, its step from 1, what it waits for (None: it has ended)."""
+def deadlock(
+    waiting: Sequence[tuple[int, int, Effect | None]], n: int, now_s: float, gone: Collection[int]
+) -> RunError:
+    """Of n workers and their servers: number, step from 1, what it waits for (None: it has ended).
+
+    Those that are gone wait for nothing.
+    """
     blocked = [(rank, step, effect) for rank, step, effect in waiting if effect is not None]
-    ended = [rank for rank, _, effect in waiting if effect is None]
+    ended = [rank for rank, _, effect in waiting if effect is None and rank not in gone]
     lines = [
-        f"worker {rank} (step {step}) waits for {_what(effect)}"
+        f"{_who(rank, n)} (step {step}) waits for {_what(effect, n)}"
         for rank, step, effect in islice(blocked, _SHOWN)
     ]
     if len(blocked) > _SHOWN:
         lines.append(f"{len(blocked) - _SHOWN} others wait too")
+    if gone:
+        lines.append(f"workers {_list(sorted(gone))} are gone")
     if ended:
         lines.append(f"workers {_list(ended)} have done their steps")
     return RunError(
@@ -54,9 +61,13 @@ def unlike(rank: int, source: int, wanted: object, came: object) -> RunError:
     )
 
 
-def _what(effect: Effect) -> str:
+def _who(rank: int, n: int) -> str:
+    return f"worker {rank}" if rank < n else f"server {rank - n}"
+
+
+def _what(effect: Effect, n: int) -> str:
     if isinstance(effect, Recv):
-        who = "any worker" if effect.source == ANY else f"worker {effect.source}"
+        who = "any worker" if effect.source == ANY else _who(effect.source, n)
         return f"a message from {who}"
     return f"all others at {_shown(effect)}"
 

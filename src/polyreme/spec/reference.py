@@ -71,14 +71,15 @@ def markdown() -> str:
     parts = [_HEAD]
     for field in node.fields:
         structs = _structs(field.type)
-        parts += _section(field.encode_name, structs, meanings[field.name], level=2)
+        name = field.encode_name
+        parts += _section(name, structs, meanings[field.name], level=2, title=f"[{name}]")
     return "\n".join(parts)
 
 
 def _section(
-    path: str, structs: Sequence[types.StructType], meaning: str, level: int
+    path: str, structs: Sequence[types.StructType], meaning: str, level: int, title: str
 ) -> Iterator[str]:
-    yield f"{'#' * level} `[{path}]`\n"
+    yield f"{'#' * level} `{title}`\n"
     kinds = [each for each in structs if each.tag is not None]
     if kinds and meaning:
         yield f"{meaning}\n"
@@ -89,14 +90,16 @@ def _section(
         if node.fields:
             yield from _table(path, node)
             yield ""
-    below: dict[str, tuple[list[types.StructType], str]] = {}
+    below: dict[str, tuple[list[types.StructType], str, str]] = {}
     for node in structs:
         for field in node.fields:
             inner = _structs(field.type)
             if inner:
-                below.setdefault(field.encode_name, (inner, _meanings(node.cls)[field.name]))
-    for name, (inner, text) in below.items():
-        yield from _section(f"{path}.{name}", inner, text, level + 1)
+                name = f"{path}.{field.encode_name}"
+                title = f"[[{name}]]" if _repeats(field.type) else f"[{name}]"
+                below.setdefault(name, (inner, _meanings(node.cls)[field.name], title))
+    for name, (inner, text, title) in below.items():
+        yield from _section(name, inner, text, level + 1, title)
 
 
 def _table(path: str, node: types.StructType) -> Iterator[str]:
@@ -110,10 +113,11 @@ def _table(path: str, node: types.StructType) -> Iterator[str]:
 
 def _type(path: str, field: types.Field) -> str:
     options = [each for each in members(field.type) if not isinstance(each, types.NoneType)]
-    names = [sort_of(each) for each in options if not isinstance(each, types.StructType)]
+    names = [sort_of(each) for each in options if not _structs(each)]
     if _structs(field.type):
         anchor = f"{path}.{field.encode_name}".replace(".", "")
-        names.append(f"table, see [{path}.{field.encode_name}](#{anchor})")
+        sort = "array of tables" if _repeats(field.type) else "table"
+        names.append(f"{sort}, see [{path}.{field.encode_name}](#{anchor})")
     return " or ".join(names).replace("|", "\\|")
 
 
@@ -132,7 +136,14 @@ def _default(field: types.Field) -> str:
 
 
 def _structs(node: types.Type) -> list[types.StructType]:
+    """Those of a union, or of an array's items."""
+    if isinstance(node, types.VarTupleType):
+        return _structs(node.item_type)
     return [each for each in members(node) if isinstance(each, types.StructType)]
+
+
+def _repeats(node: types.Type) -> bool:
+    return isinstance(node, types.VarTupleType)
 
 
 def _written(node: types.StructType) -> str:

@@ -34,6 +34,7 @@ def impossible(spec: Spec, n_devices: int | None) -> list[Violation]:
         partial(_devices, spec, n_devices),
         partial(_versions, spec),
         partial(_workers, spec, n_devices),
+        partial(_faults, spec),
     )
     # Where the data are of the wrong form, a length of sequences may yet be right.
     apart = checked(partial(fit.form, spec), "spec")
@@ -204,3 +205,14 @@ def _devices(spec: Spec, n_devices: int | None) -> Iterator[Violation]:
         rule=f"{makes}{verb} the number of devices, {n_devices}",
         legal=legal,
     )
+
+
+def _faults(spec: Spec) -> Iterator[Violation]:
+    faults, sync = spec.simulate.faults, spec.data_parallel.sync
+    if not faults or sync.n_servers(spec.simulate.workers):
+        return
+    rule = f"has workers that go, and under {type(sync).__name__} all workers meet"
+    legal = 'no faults, or a data_parallel.sync with servers, such as "ASGD"'
+    for index, fault in enumerate(faults):
+        path, kind = f"simulate.faults[{index}].kind", fault.__struct_config__.tag
+        yield Violation(path=path, value=kind, rule=rule, legal=legal)

@@ -64,7 +64,7 @@ def refused_with_models(name: str, algorithm: DataParallel) -> Iterator[Violatio
 
 def _unusual(algorithm: DataParallel, parts: tuple[str, ...], rule: str) -> Iterator[Violation]:
     """Parts that are not as they are unless given."""
-    default = type(algorithm)()
+    default = algorithm.__class__()
     for part in parts:
         given, usual = getattr(algorithm, part), getattr(default, part)
         if given != usual:

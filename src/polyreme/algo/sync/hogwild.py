@@ -29,6 +29,10 @@ class Hogwild(ASGD, frozen=True, kw_only=True, tag="Hogwild", tag_field="kind"):
 
     in_memory: ClassVar[bool] = True
 
+    def machine(self, player: int, n: int) -> int:
+        """All are on one."""
+        return 0
+
     def wants(self, algorithm: DataParallel) -> list[Violation]:
         """Nothing travels that could be compressed."""
         return undressed("Hogwild", "sends nothing over a link", algorithm)

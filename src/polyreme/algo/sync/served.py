@@ -13,7 +13,7 @@ from .. import exchange
 from ..effects import ANY, Numbers, Program, Received, Record, Recv, Seen, Send, Split, settled
 from ..feedback.kind import Turn
 from ..packet import Kinds, Like, Message, Packet
-from ..push import HELLO, LEFT, WHOLE, Form, Push, heading
+from ..push import HELLO, LEFT, WHOLE, Form, Push, heading, numbers, whole
 from ..vector import span
 from . import coming_alone
 from .kind import State, SyncKind, clipped, gradient, undecayed
@@ -199,11 +199,11 @@ class Served(SyncKind, frozen=True, kw_only=True):
     def round(self, algorithm: DataParallel, state: State, me: Worker) -> Program[State]:
         """A worker's push or one of its pulls, or a server's answer."""
         if me.rank >= me.n:
-            return (yield from self._serve(algorithm, state, me))
+            return self._serve(algorithm, state, me)
         for server, awaited in state["awaits"].items():
             if awaited:
-                return (yield from self._pull(state, server, me))
-        return (yield from self._push(algorithm, state, me))
+                return self._pull(state, server, me)
+        return self._push(algorithm, state, me)
 
     def refused_with(self, algorithm: DataParallel) -> list[Violation]:
         """Parts of the algorithm that say how workers meet, which these do not."""
@@ -306,7 +306,7 @@ class Served(SyncKind, frozen=True, kw_only=True):
         return {
             **state,
             "params": params,
-            "versions": {**state["versions"], server: int(head.decode()[0])},
+            "versions": {**state["versions"], server: int(numbers(head)[0])},
             "awaits": awaits,
             "new": state["new"] and any(awaits.values()),
         }
@@ -356,10 +356,8 @@ class Served(SyncKind, frozen=True, kw_only=True):
 
     def reply(self, state: State, worker: int, me: Worker) -> Message:
         """What a server sends a worker, with the version that it is told."""
-        piece = self.answer(state, worker, me)
-        like = Like((piece.numel(),), exchange.name(piece))
-        packet = Packet(buffers=(piece,), like=like, kind=WHOLE)
-        return Message(packets=(heading((self.told(state, worker),)), packet))
+        head = heading((self.told(state, worker),))
+        return Message(packets=(head, whole(self.answer(state, worker, me))))
 
     def ruled(
         self, algorithm: DataParallel, state: State, found: torch.Tensor, lr: float, me: Worker

@@ -9,6 +9,19 @@ from .file import File as File
 from .gamma import Gamma as Gamma
 from .heterogeneous import Heterogeneous as Heterogeneous
 from .lognormal import LogNormal as LogNormal
+from .pareto import Pareto as Pareto
+from .periodic import Periodic as Periodic
 from .stragglers import Stragglers as Stragglers
 
-Compute = Constant | Heterogeneous | Factors | Exponential | LogNormal | Gamma | Stragglers | File
+Compute = (
+    Constant
+    | Heterogeneous
+    | Factors
+    | Exponential
+    | LogNormal
+    | Gamma
+    | Pareto
+    | Stragglers
+    | Periodic
+    | File
+)

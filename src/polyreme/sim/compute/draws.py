@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from ...algo.draw import mix
+
 
 def uniform(seed: int, *of: int) -> float:
     """A number in (0, 1): of a seed, and of counts such as worker and batch."""
-    import numpy as np
-
-    (word,) = np.random.SeedSequence((seed, *of)).generate_state(1, np.uint64)
-    return ((int(word) >> 12) + 0.5) * 2.0**-52
+    word = mix(len(of), seed)
+    for number in of:
+        word = mix(word, number)
+    return ((word >> 12) + 0.5) * 2.0**-52

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 from typing import Annotated
@@ -20,8 +21,8 @@ class File(ComputeKind, frozen=True, kw_only=True, tag="file", tag_field="kind")
 
     Attributes:
         path: Text with a line for each worker, of the seconds of its batches, with spaces or commas
-            between. A worker starts its line anew at the end; workers beyond the last line
-            take lines from the first again.
+            between and none missing. A worker starts its line anew at the end; workers beyond the
+            last line take lines from the first again.
     """
 
     path: Annotated[str, msgspec.Meta(examples=["seconds.txt"])]
@@ -59,13 +60,25 @@ class File(ComputeKind, frozen=True, kw_only=True, tag="file", tag_field="kind")
 @cache
 def _read(path: str) -> tuple[tuple[float, ...], ...]:
     """The numbers, read once."""
-    lines = Path(path).read_text(encoding="utf-8").splitlines()
-    split = (line.replace(",", " ").split() for line in lines)
-    rows = tuple(tuple(float(number) for number in each) for each in split if each)
-    if not rows:
+    lines = Path(path).read_text(encoding="utf-8").rstrip().splitlines()
+    if not lines:
         raise ValueError("no numbers")
-    for row in rows:
-        for number in row:
-            if not (number > 0 and math.isfinite(number)):
-                raise ValueError(f"{number} is no positive number")
-    return rows
+    return tuple(tuple(_numbers(line, number)) for number, line in enumerate(lines, 1))
+
+
+def _numbers(line: str, number: int) -> Iterator[float]:
+    """Of one line: what is missing is no number that nobody wrote."""
+    if not line.strip():
+        raise ValueError(f"line {number} is blank")
+    for place in line.split(","):
+        words = place.split()
+        if not words:
+            raise ValueError(f"line {number} has an empty place beside a comma")
+        for word in words:
+            try:
+                seconds = float(word)
+            except ValueError:
+                raise ValueError(f"line {number}: {word} is no number") from None
+            if not (seconds > 0 and math.isfinite(seconds)):
+                raise ValueError(f"line {number}: {word} is no positive number")
+            yield seconds

@@ -35,11 +35,34 @@ class NetworkKind(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     that were sent before it have left. Its first byte is at the receiver's link `latency_s` later.
     There it takes up that link, after the messages whose first bytes came before, for its bytes
     over that link's rate, and until its last byte has come. Then it is received. The sender never
-    waits for the receiver. Nothing is lost, no byte is added, and handling messages takes no time.
+    waits for the receiver. No byte is added, and handling messages takes no time.
+
+    Servers are players like workers, numbered after them: what all push comes in by one link of
+    the server, one message after another.
+
+    A message is lost with probability `loss`, on its way behind the sender's link. It leaves again
+    `retry_s` after its last byte had left, as often as it takes; what its sender has for the same
+    receiver waits behind it. Messages between two come in the order in which they were sent, also
+    where their latencies differ. Draws are functions of seed, sender, receiver and a count.
 
     What all workers give to all (`Combine`, `Agree`) goes round a ring of all workers that starts
     when the last one has come, over links that are free then; all go on when the last has all.
+    Nothing of it is lost or late.
+
+    Attributes:
+        loss: Probability that a message is lost and sent again.
+        retry_s: Seconds after which what was lost is sent again.
+        jitter_s: Mean of exponentially distributed seconds that are added to a message's latency.
     """
+
+    loss: Annotated[float, msgspec.Meta(ge=0, lt=1)] = 0.0
+    retry_s: Annotated[float, msgspec.Meta(gt=0)] = 0.2
+    jitter_s: Annotated[float, msgspec.Meta(ge=0)] = 0.0
+
+    @property
+    def is_sure(self) -> bool:
+        """Whether nothing is lost or late."""
+        return not (self.loss or self.jitter_s)
 
     def way(self, source: int, to: int, n: int) -> Way:
         """Of messages between two of n workers."""

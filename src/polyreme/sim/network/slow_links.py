@@ -11,13 +11,16 @@ from .kind import Latency, NetworkKind, Rate, Way
 
 
 class SlowLinks(NetworkKind, frozen=True, kw_only=True, tag="slow_links", tag_field="kind"):
-    """As uniform, but links of some workers have a fraction of the rate, out and in.
+    """As uniform, but links of some workers have a fraction of the rate, out and in; no server's.
 
     Attributes:
         latency_s: Seconds until the first byte arrives.
         bytes_per_s: Of each link that is not slow.
         slow: Workers, counted from 0, whose links are slow.
         slow_factor: How many times longer a message takes up their links.
+        loss: Probability that a message is lost and sent again.
+        retry_s: Seconds after which what was lost is sent again.
+        jitter_s: Mean of exponentially distributed seconds that are added to a message's latency.
     """
 
     latency_s: Latency = 1e-4

@@ -6,11 +6,14 @@ from .kind import Latency, NetworkKind, Rate, Way
 
 
 class Uniform(NetworkKind, frozen=True, kw_only=True, tag="uniform", tag_field="kind"):
-    """Every worker has one link out and one in, all alike.
+    """Every worker, and every server, has one link out and one in, all alike.
 
     Attributes:
         latency_s: Seconds until the first byte arrives.
         bytes_per_s: Of each link.
+        loss: Probability that a message is lost and sent again.
+        retry_s: Seconds after which what was lost is sent again.
+        jitter_s: Mean of exponentially distributed seconds that are added to a message's latency.
     """
 
     latency_s: Latency = 1e-4
