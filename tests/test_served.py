@@ -72,6 +72,13 @@ def test_one_worker_has_heavy_ball(sync) -> None:
     _close(_alone(sync, 9), _torch(9, momentum=0.9))
 
 
+@pytest.mark.parametrize("steps", [2, 5])
+def test_one_worker_of_orlomo_has_heavy_ball_whatever_its_local_steps(steps: int) -> None:
+    """Local gradients are taken where the momentum of earlier pushes has gone."""
+    ours = _alone(OrLoMo(local_steps=steps), 4)
+    _close(ours, _torch(4 * steps, momentum=0.9)[steps - 1 :: steps])
+
+
 @pytest.mark.parametrize("rule", [SGD(weight_decay=0.01), SGD(momentum=0.9), AdamW(), LARS()])
 def test_one_worker_of_asgd_does_as_one_that_meets_itself(rule) -> None:
     ours = _alone(ASGD(), 7, rule=rule)

@@ -77,7 +77,7 @@ def ormo(given: argparse.Namespace) -> None:
             batch=PER_WORKER * n,
             simulate=CLUSTERS[cluster],
         )
-        for n in (16, 64)
+        for n in (64, 16)
         for cluster in CLUSTERS
         for method, (parallel, rates) in METHODS.items()
     ]
@@ -103,21 +103,26 @@ def _at_least(found: Mapping[str, Result], above: str, below: str) -> str:
 
 def orlomo(given: argparse.Namespace) -> None:
     """Local steps with and without waiting, on both clusters."""
-    n, steps = 16, given.images // (PER_WORKER * 16)
+    for steps in (8, 2):
+        _orlomo(given, steps)
+
+
+def _orlomo(given: argparse.Namespace, steps: int) -> None:
+    n = 16
     syncs = {
-        "local momentum SGD": ({"rule": HEAVY, "sync": {"kind": "LocalSteps", "every": 8}}),
-        "OrLoMo": ({"rule": SGD, "sync": {"kind": "OrLoMo", "local_steps": 8}}),
+        "local momentum SGD": {"rule": HEAVY, "sync": {"kind": "LocalSteps", "every": steps}},
+        "OrLoMo": {"rule": SGD, "sync": {"kind": "OrLoMo", "local_steps": steps}},
     }
     trials = [
         Trial(
-            name=f"{name}, {cluster}",
+            name=f"{name}, {steps} steps, {cluster}",
             rates=(0.01, 0.03, 0.1),
             data_parallel=parallel,
             model=MODEL,
             workers=n,
             batch=PER_WORKER * n,
             simulate=simulate,
-            eval_every=max(8, steps // 8 * 8),
+            eval_every=max(8, given.images // (PER_WORKER * n) // 8 * 8),
         )
         for cluster, simulate in CLUSTERS.items()
         for name, parallel in syncs.items()
@@ -131,15 +136,15 @@ def orlomo(given: argparse.Namespace) -> None:
             partial(
                 _faster,
                 found,
-                f"OrLoMo, {cluster}",
-                f"local momentum SGD, {cluster}",
+                f"OrLoMo, {steps} steps, {cluster}",
+                f"local momentum SGD, {steps} steps, {cluster}",
                 target,
                 times,
             ),
         )
         for cluster, (times, words) in wanted.items()
     ]
-    show("OrLoMo, 16 workers, 8 local steps", found, {}, claims, None)
+    show(f"OrLoMo, 16 workers, {steps} local steps", found, {}, claims, None)
     _show_times(found, target)
 
 

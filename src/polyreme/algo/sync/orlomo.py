@@ -20,11 +20,14 @@ if TYPE_CHECKING:
 
 
 class OrLoMo(ServedMomentum, frozen=True, kw_only=True, tag="OrLoMo", tag_field="kind"):
-    """Workers take local steps with momentum and push their way and their momentum.
+    """Workers take local steps with momentum and push what these added to way and momentum.
 
-    The server puts these in order by the version that they began at, as OrMo does gradients: a
-    push that is j groups late counts beta^(S j) in its momentum, and parameters take the steps
-    that it missed. A push counts 1 / K, or 1 / delay where it is later than 2 K.
+    A worker begins with the server's momentum, so that with one worker this is momentum SGD. What
+    it pushes is its way and its momentum, less those that the server's momentum alone would have
+    come to: the server takes that part itself when a group begins. It puts pushes in order by the
+    version that they began at, as OrMo does gradients: one that is j groups late counts beta^(S j)
+    in the momentum, and parameters take the steps that it missed. A push counts 1 / K, or 1 / delay
+    where it is later than 2 K.
 
     Source: Shi et al. 2026, "Ordered Local Momentum for Asynchronous Distributed Learning"
     (aggregation derived from its statement: with one local step it is OrMo).
@@ -36,6 +39,7 @@ class OrLoMo(ServedMomentum, frozen=True, kw_only=True, tag="OrLoMo", tag_field=
     """
 
     n_pushed: ClassVar[int] = 2
+    beside: ClassVar[tuple[str, ...]] = ("momentum",)
     local_steps: Annotated[int, msgspec.Meta(ge=1)] = 8
 
     @property
@@ -43,20 +47,26 @@ class OrLoMo(ServedMomentum, frozen=True, kw_only=True, tag="OrLoMo", tag_field=
         """The local steps."""
         return self.local_steps
 
+    def own(self, algorithm: DataParallel, params: torch.Tensor, me: Worker) -> State:
+        """The momentum that it begins with."""
+        return {"momentum": params.new_zeros(params.shape)}
+
     def kept(self, algorithm: DataParallel, piece: torch.Tensor, me: Worker) -> State:
         """Momentum."""
         return {"momentum": piece.new_zeros(piece.shape)}
 
     def work(self, algorithm: DataParallel, state: State, me: Worker) -> Program[Work]:
-        """Local steps: the way, and the momentum at its end."""
-        start, lr = state["params"], self.rate(state, me)
-        at, momentum, rows = start, start.new_zeros(start.shape), []
+        """Local steps: what they added to the momentum and to the way."""
+        start, begun, lr = state["params"], state["momentum"], self.rate(state, me)
+        at, momentum, rows = start, begun, []
         for batch in range(state["step"], state["step"] + self.local_steps):
             found, numbers = yield from self.found(algorithm, at, batch, me)
             rows.append(numbers)
             momentum = self.momentum * momentum + lr * found
             at = at - momentum
-        return Work(vectors=(momentum, start - at), rows=tuple(rows), changed={})
+        added = momentum - self.momentum**self.local_steps * begun
+        way = start - at - _rest(self.momentum, self.local_steps) * begun
+        return Work(vectors=(added, way), rows=tuple(rows), changed={})
 
     def applied(
         self, algorithm: DataParallel, state: State, push: Push, lr: float, me: Worker

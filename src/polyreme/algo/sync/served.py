@@ -56,6 +56,8 @@ class Served(SyncKind, frozen=True, kw_only=True):
     in_step: ClassVar[bool] = False
     n_pushed: ClassVar[int] = 1
     """Vectors of a push."""
+    beside: ClassVar[tuple[str, ...]] = ()
+    """Vectors of a server's state that are sent beside the parameters, to the worker's state."""
     owns_momentum: ClassVar[bool] = False
     """Whether the momentum is the sync's, so that the rule must have none and be SGD."""
     steps_at_worker: ClassVar[bool] = False
@@ -290,22 +292,24 @@ class Served(SyncKind, frozen=True, kw_only=True):
         """The answer of a server that is waited for; one that came is new until it has all."""
         start, stop = span(me.layout.n_entries, self.servers, int(server))
         like = Like((stop - start,), exchange.name(state["params"]))
-        kinds: Kinds = ((WHOLE, Like((1,), "float64")), (WHOLE, like))
+        kinds: Kinds = ((WHOLE, Like((1,), "float64")), *((WHOLE, like),) * (1 + len(self.beside)))
         received: Received = yield Recv(source=me.n + int(server), kinds=kinds)
         return self.pulled(state, server, received.message, me)
 
     def pulled(self, state: State, server: str, message: Message, me: Worker) -> State:
         """A worker's state with the answer of a server."""
-        head, packet = message.packets
+        head, packet, *others = message.packets
         start, stop = span(me.layout.n_entries, self.servers, int(server))
-        params = piece = self.joined(state, state["params"][start:stop], packet.decode())
+        came = {name: other.decode() for name, other in zip(self.beside, others, strict=True)}
+        came["params"] = self.joined(state, state["params"][start:stop], packet.decode())
         if self.servers > 1:
-            params = state["params"].clone()
-            params[start:stop] = piece
+            for name, piece in came.items():
+                came[name] = state[name].clone()
+                came[name][start:stop] = piece
         awaits = {**state["awaits"], server: False}
         return {
             **state,
-            "params": params,
+            **came,
             "versions": {**state["versions"], server: int(numbers(head)[0])},
             "awaits": awaits,
             "new": state["new"] and any(awaits.values()),
@@ -357,7 +361,8 @@ class Served(SyncKind, frozen=True, kw_only=True):
     def reply(self, state: State, worker: int, me: Worker) -> Message:
         """What a server sends a worker, with the version that it is told."""
         head = heading((self.told(state, worker),))
-        return Message(packets=(head, whole(self.answer(state, worker, me))))
+        vectors = (self.answer(state, worker, me), *(state[name] for name in self.beside))
+        return Message(packets=(head, *map(whole, vectors)))
 
     def ruled(
         self, algorithm: DataParallel, state: State, found: torch.Tensor, lr: float, me: Worker
