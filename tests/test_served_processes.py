@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import signal
+import threading
 import time
 from collections import defaultdict
 from pathlib import Path
@@ -12,12 +13,16 @@ import pytest
 import torch
 
 from polyreme.algo.compose import DataParallel
+from polyreme.algo.effects import Computed
+from polyreme.algo.packet import to_bytes
 from polyreme.algo.rule import SGD
-from polyreme.algo.sync import ASGD, OrLoMo, OrMo
+from polyreme.algo.sync import ASGD, SSP, OrLoMo, OrMo
+from polyreme.algo.vector import Layout
 from polyreme.runtime.served.applied import read_applied
+from polyreme.runtime.served.server import Server
 from polyreme.runtime.transport.letters import Kind, Letter
-from polyreme.runtime.transport.local import Address, Boxes, Office
-from served import Post
+from polyreme.runtime.transport.local import HOME, Address, Boxes, Office
+from served import Post, team
 from served_members import START, TARGET, gradient, members
 
 torch.set_num_threads(1)
@@ -127,6 +132,68 @@ def test_signals_at_random_moments_lose_nothing(tmp_path) -> None:
 @pytest.mark.parametrize("seed", range(2, 8))
 def test_fifty_signals_at_random_moments_lose_nothing(seed: int, tmp_path) -> None:
     _storm(seed, 50, tmp_path)
+
+
+def test_letters_that_come_twice_or_too_early_or_from_an_earlier_life(tmp_path) -> None:
+    """One push is applied once; what is missing is asked for; who is gone is not heard."""
+    algorithm, address = _of(ASGD()), Address(folder=tmp_path, token=b"a" * 16)
+    players = team(algorithm, Layout.of({"w": (12,)}), 2, lr=0.1)
+    server = Server(
+        sync=algorithm.sync,
+        algorithm=algorithm,
+        me=players[2],
+        state=algorithm.sync.init(algorithm, START.clone(), players[2]),
+        address=address,
+        folder=tmp_path,
+        life=0,
+        snapshot_s=60.0,
+    )
+    body = _push_body(algorithm, players[0])
+    with Office(address, HOME) as home:
+        thread = threading.Thread(target=server.play)
+        thread.start()
+        box = Boxes(address, 0, [2])
+
+        def sent(kind: Kind, number: int, life: int = 1) -> tuple[Kind, int] | None:
+            box.send(2, Letter(kind, 0, life, number, 0, body))
+            answer = box.take(0.5)
+            return None if answer is None else (answer.kind, answer.number)
+
+        assert sent(Kind.PUSH, 0) == (Kind.ANSWER, 0)
+        assert sent(Kind.PUSH, 0) == (Kind.ANSWER, 0)
+        assert sent(Kind.PUSH, 2) == (Kind.HAVE, 0)
+        assert sent(Kind.PUSH, 1) == (Kind.ANSWER, 1)
+        assert sent(Kind.PUSH, 2, life=0) is None
+        assert sent(Kind.ASK, 1) == (Kind.ANSWER, 1)
+        assert sent(Kind.ASK, 5) == (Kind.HAVE, 1)
+        assert sent(Kind.PUSH, 0, life=2) == (Kind.ANSWER, 0)
+        home.take(1.0)
+        home.send(2, Letter(Kind.END, HOME))
+        thread.join(10)
+        assert not thread.is_alive()
+        box.close()
+    assert server.state["version"] == 3
+    rows = read_applied(tmp_path / "applied-0.bin")
+    assert rows[["life", "number"]].tolist() == [(1, 0), (1, 1), (2, 0)]
+
+
+def _push_body(algorithm: DataParallel, me) -> bytes:
+    """A push as it travels: a worker's first round."""
+    program = algorithm.sync.round(algorithm, algorithm.sync.init(algorithm, START.clone(), me), me)
+    next(program)
+    found = Computed(gradient=START, loss=0.0, weight=1.0, n_samples=1)
+    return bytes(to_bytes(program.send(found).message).numpy().data)
+
+
+def test_a_worker_that_says_nothing_is_not_waited_for_longer_than_was_asked(tmp_path) -> None:
+    with members(_of(SSP(staleness=1)), 3, tmp_path, timeout_s=1.0) as run:
+        run.pushed(30)
+        run.kill(2, signal.SIGSTOP)
+        rows = run.pushed(200)
+        assert sum(int(row[0]) == 2 for row in rows) <= 10
+        run.kill(2, signal.SIGCONT)
+        rows = run.pushed(300)
+        assert any(int(row[0]) == 2 for row in rows)
 
 
 def test_letters_without_the_run_s_token_are_refused(tmp_path) -> None:

@@ -132,6 +132,8 @@ class Server:
         """Where is the answer to that push?"""
         if known.last < number:
             self._have(worker, known)
+        elif not self.state["present"][str(worker)]:  # taken for gone while it waited
+            self._play(self.form.notice(HELLO, self.state["params"], self._number, self.me), worker)
         elif worker not in self.owes:
             self._answer(worker, self.sync.reply(self.state, worker, self.me))
 

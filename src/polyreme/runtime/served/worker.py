@@ -125,14 +125,19 @@ class Player:
     def _wait(self, effect: Recv) -> Received:
         """The answer of a server; what others send meanwhile is kept."""
         way, start_s, patience_s = self._ways[effect.source], time.perf_counter(), _ASK_S
+        ask_s = start_s + patience_s
         while not way.answers:
-            letter = self._boxes.take(patience_s)
+            letter = self._boxes.take(_ASK_S)
             if letter is not None:
                 self._took(letter)
+                continue
+            self._send_home(Kind.UP)
+            if time.perf_counter() < ask_s:
                 continue
             kind = Kind.HELLO if way.greets else Kind.ASK
             self._boxes.send(effect.source, Letter(kind, self.me.rank, self.life, way.last))
             patience_s = min(2 * patience_s, _ASK_MOST_S)
+            ask_s = time.perf_counter() + patience_s
         self.blocked_s += time.perf_counter() - start_s
         body = way.answers.popleft()
         message = from_bytes(torch.frombuffer(bytearray(body), dtype=torch.uint8), effect.kinds)

@@ -41,7 +41,7 @@ class Kind(IntEnum):
     END = 13
     """Home to all: end."""
     UP = 14
-    """Member to home: it has begun."""
+    """Member to home: it is there."""
 
 
 class Letter(NamedTuple):
