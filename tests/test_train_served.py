@@ -114,6 +114,8 @@ def test_members_that_are_killed_while_a_run_trains_do_not_end_it(tmp_path: Path
     summary = api.train(spec, out=tmp_path / "run")
     thread.join()
     assert killed
+    log = (tmp_path / "run" / "log.jsonl").read_text()
+    assert "was killed by SIGKILL and is begun anew" in log
     assert (summary.status, summary.steps) == ("done", 3000)
     for at in (0, 1):
         rows = read_applied(tmp_path / "run" / "servers" / f"applied-{at}.bin")

@@ -24,7 +24,7 @@ from ..errors import PolyremeError, RunError
 from ..measure.measure import measure
 from ..plan.describe import describe
 from ..plan.explain import unused
-from ..plan.ir import Plan, degree, devices
+from ..plan.ir import Plan, devices
 from ..profile.record import Profile
 from ..runtime import checkpoint, checkpoints, loop, mesh
 from ..runtime.final import save_final
@@ -122,7 +122,7 @@ def work(
             return Result(summary=None, plans=found)
         spec = problem.spec
         source = spec.data.open(spec.train.seq_len, spec.train.seed)
-        steps.arranged(spec, source, n_workers=n_replicas(plan))
+        steps.arranged(spec, source, n_workers=steps.n_replicas(plan))
         if world.is_first:
             if not request.again:
                 folders.make_way(request.folder, request.resume)
@@ -152,7 +152,7 @@ def _from_here(
     with _asked_to_stop() as stop, mesh.watched(request.accelerator, 0.0) as world:
         spec, plan = problem.spec, request.plans[0]
         source = spec.data.open(spec.train.seq_len, spec.train.seed)
-        n_workers = n_replicas(plan)
+        n_workers = steps.n_replicas(plan)
         steps.arranged(spec, source, n_workers=n_workers)
         folders.make_way(request.folder, request.resume)
         folders.begin(request.folder, spec, request.plans, profile)
@@ -164,18 +164,17 @@ def _from_here(
 class _Virtually:
     """Makes the route of a simulation, and tells its time."""
 
+    route: Any = None
+
     def __init__(self, make_route: MakeRoute) -> None:
         self._make_route = make_route
-        self.route: Any = None
 
     def __call__(self, *team: Any, **how: Any) -> Route:
-        """The route."""
         self.route = self._make_route(*team, **how)
         return cast("Route", self.route)
 
     def now_s(self) -> float:
-        """Virtual seconds."""
-        return 0.0 if self.route is None else float(self.route.now_s)
+        return 0.0 if self.route is None else float(self.route.now_s)  # virtual
 
 
 def _leave_start(request: Request) -> None:
@@ -191,11 +190,6 @@ def _leave_start(request: Request) -> None:
 def n_devices(plan: Plan) -> int:
     """Devices that a plan uses."""
     return len({device for layer in plan.layer_plans.values() for device in devices(layer.split)})
-
-
-def n_replicas(plan: Plan) -> int:
-    """Workers of a plan."""
-    return max(degree(layer.split, "replica") for layer in plan.layer_plans.values())
 
 
 def _plans(

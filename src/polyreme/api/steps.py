@@ -13,7 +13,7 @@ import msgspec
 from ..cluster.detect import hardware
 from ..errors import ConfigError, Violation
 from ..plan import store as plans
-from ..plan.ir import Plan, hash_inputs, stale_inputs
+from ..plan.ir import Plan, degree, hash_inputs, stale_inputs
 from ..profile import galvatron, store
 from ..profile.record import Profile
 from ..spec import Spec
@@ -239,3 +239,8 @@ def fills(plan: Plan, cluster: Cluster) -> None:
 def _existing(path: Path) -> Path:
     """The nearest folder above that is there."""
     return next(folder for folder in path.parents if folder.exists())
+
+
+def n_replicas(plan: Plan) -> int:
+    """Workers of a plan."""
+    return max(degree(layer.split, "replica") for layer in plan.layer_plans.values())

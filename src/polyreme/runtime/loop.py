@@ -223,6 +223,9 @@ class _Run:
         self.step_s.append(result.times.step_s)
         self.compute_s.append(result.times.compute_s)
         self.n_skipped += result.skipped
+        if (log := self.log) is not None:
+            for rank, what in came.faults:
+                log.write(runlog.FaultEvent(t=log.t, attempt=log.attempt, what=what, rank=rank))
         for worker, delay in came.delays:
             self.delays.setdefault(worker, []).append(delay)
         self.peak_bytes = max(self.peak_bytes, result.memory_bytes)

@@ -80,7 +80,6 @@ class Home:
         self.before: dict[int, Spent] = {}
         self.buffers: dict[int, list[torch.Tensor]] = {}
         self.error: RunError | None = None
-        self.n_refused = 0
         self.faults: SimpleQueue[tuple[int, str]] = SimpleQueue()
         self._out: SimpleQueue[tuple[int, Letter]] = SimpleQueue()
         self._n_told = 0
@@ -148,7 +147,6 @@ class Home:
             self.buffers[letter.source] = [found[f"buffer/{at}"] for at in range(len(found))]
         elif letter.kind is Kind.HERE:
             if letter.number < 0:
-                self.n_refused += 1
                 sys.stderr.write("polyreme: a server refused a letter without the run's token\n")
             else:
                 self.here.put(letter)

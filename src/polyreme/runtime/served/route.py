@@ -7,8 +7,9 @@ import shutil
 import tempfile
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
-from queue import Empty
+from queue import Empty, SimpleQueue
 from secrets import token_bytes
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -136,13 +137,15 @@ class Members:
             times = self._times(home, time.monotonic() - start_s, len(records))
             before, self.sent_bytes = self.sent_bytes, int(home.total(0).sent_bytes)
             first = steps[-1]
-            yield self._team.came(
+            came = self._team.came(
                 records,
                 times,
                 (self._say(),),
                 self._world.accelerator.peak_bytes(),
                 self.sent_bytes - before,
             )
+            faults = tuple(_taken(home.faults))
+            yield [replace(came[0], faults=faults), *came[1:]]
 
     def _look(self, home: Home, start_s: float) -> None:
         """Raise RunError if nobody has pushed for the run's own limit."""
@@ -263,6 +266,12 @@ class Members:
         for rank, buffers in list(home.buffers.items()):
             if len(buffers) == len(self._team.gradients.buffers[rank]):
                 self._team.gradients.buffers[rank] = buffers
+
+
+def _taken(queue: SimpleQueue[Any]) -> Iterator[Any]:
+    """What is in a queue now."""
+    while not queue.empty():
+        yield queue.get()
 
 
 def _record(step: int, told: list[tuple[float, ...]]) -> Record:

@@ -31,11 +31,10 @@ TOLD = struct.Struct("<iqqd4d")
 
 @dataclass(kw_only=True)
 class _Known:
-    """Of one worker: how often it was begun, its last push that came, the last answered."""
+    """Of one worker: how often it was begun, its last push that came, the last in a snapshot."""
 
     life: int = 0
     last: int = -1
-    answered: int = -1
     covered: int = -1
 
 
@@ -100,7 +99,7 @@ class Server:
         if letter.life < known.life:
             return  # of one that is gone
         if letter.life > known.life:
-            known.life, known.last, known.answered, known.covered = letter.life, -1, -1, -1
+            known.life, known.last, known.covered = letter.life, -1, -1
             self.owes.discard(worker)
         match letter.kind:
             case Kind.PUSH:
@@ -143,7 +142,6 @@ class Server:
 
     def _answer(self, worker: int, message: Message) -> None:
         known = self.known.setdefault(worker, _Known())
-        known.answered = known.last
         self.owes.discard(worker)
         body = to_bytes(message).numpy().data
         self._office.send(
@@ -224,7 +222,7 @@ class Server:
         path = self.folder / f"server-{self._number}.safetensors"
         partial = path.with_suffix(".partial")
         kept = {
-            "known": {w: (k.life, k.last, k.answered) for w, k in self.known.items()},
+            "known": {w: (k.life, k.last) for w, k in self.known.items()},
             "owes": sorted(self.owes),
             "told": self.told,
             "applied": self._list.n_rows,
@@ -244,8 +242,8 @@ class Server:
         self.state = own.joined(load_file(path), self.state)
         kept: Mapping[str, Any] = json.loads(_metadata(path)["kept"])
         self.known = {
-            int(worker): _Known(life=life, last=last, answered=answered, covered=last)
-            for worker, (life, last, answered) in kept["known"].items()
+            int(worker): _Known(life=life, last=last, covered=last)
+            for worker, (life, last) in kept["known"].items()
         }
         self.owes, self.told = set(kept["owes"]), kept["told"]
         self._n_applied = kept["applied"]
