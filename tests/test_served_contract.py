@@ -15,6 +15,7 @@ from polyreme.algo.feedback import ErrorFeedback
 from polyreme.algo.rule import SGD
 from polyreme.algo.sync import Sync
 from polyreme.algo.sync.served import Served
+from polyreme.errors import ConfigError
 from polyreme.runtime import own
 from polyreme.sim.compute import LogNormal
 from served import simulated
@@ -162,3 +163,5 @@ def test_no_member_takes_more_servers_than_entries(sync) -> None:
     clock = _play(_of(wide), n=2, start=torch.ones(5).double())
     clock.play(4 * sync.per_push)
     assert torch.isfinite(_model(clock, 2)).all()
+    with pytest.raises(ConfigError, match="is more than the model's 4 parameters"):
+        _play(_of(wide), n=2, start=torch.ones(4).double())

@@ -59,6 +59,7 @@ class Team:
         self.gradients = Gradients(applied, feeds, seed=job.train.seed)
         self.part = _part(applied)
         self.workers = {rank: self._worker(rank) for rank in feeds}
+        self.algorithm.sync.fits(self.gradients.layout.n_entries)
         served = range(n, n + self.algorithm.sync.n_servers(n))
         self.servers = {rank: self._worker(rank) for rank in served}
 

@@ -54,6 +54,9 @@ class SyncKind(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         """One round."""
         raise undefined(self, "round")
 
+    def fits(self, n_entries: int) -> None:
+        """Raise ConfigError where it is not for so many parameters."""
+
     @property
     def per_push(self) -> int:
         """Batches that a worker pushes to a server at once."""

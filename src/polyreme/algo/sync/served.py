@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar
 
 import msgspec
 
-from ...errors import Violation, undefined
+from ...errors import ConfigError, Violation, undefined
 from .. import exchange
 from ..effects import ANY, Numbers, Program, Received, Record, Recv, Seen, Send, Split, settled
 from ..feedback.kind import Turn
@@ -161,12 +161,20 @@ class Served(SyncKind, frozen=True, kw_only=True):
         """As many as were asked for."""
         return self.servers
 
+    def fits(self, n_entries: int) -> None:
+        """Raise ConfigError where there are more servers than parameters."""
+        if self.servers > max(1, n_entries):
+            rule = f"is more than the model's {n_entries} parameters"
+            path, legal = "data_parallel.sync.servers", f"1 (or up to {n_entries})"
+            raise ConfigError([Violation(path=path, value=self.servers, rule=rule, legal=legal)])
+
     def agrees(self, algorithm: DataParallel) -> bool:
         """Workers have parameters of different ages."""
         return False
 
     def init(self, algorithm: DataParallel, params: torch.Tensor, me: Worker) -> State:
         """Of a worker or a server (whose number is that of the workers or more)."""
+        self.fits(me.layout.n_entries)
         if me.rank >= me.n:
             start, stop = span(me.layout.n_entries, self.servers, me.rank - me.n)
             piece = params[start:stop].clone()
