@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 import tempfile
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping
@@ -34,7 +33,6 @@ from .nursery import Nursery
 if TYPE_CHECKING:
     import torch
 
-SNAPSHOT_S = 5.0
 _PATIENCE_S = 60.0
 
 
@@ -88,38 +86,41 @@ class Members:
 
     def steps(self, first: int, stop: int) -> Generator[list[Came], None, None]:
         """As many at a time as a push has batches, once all workers together pushed so often."""
-        folder = Path(tempfile.mkdtemp(prefix="polyreme-"))
-        address = Address(folder=folder, token=token_bytes(TOKEN_BYTES))
         self._folder.mkdir(parents=True, exist_ok=True)
-        if first:
-            for rank, state in self._states.items():
+        for path in self._folder.iterdir():  # of an earlier attempt
+            path.unlink()
+        with tempfile.TemporaryDirectory(prefix="polyreme-", ignore_cleanup_errors=True) as name:
+            folder = Path(name)
+            address = Address(folder=folder, token=token_bytes(TOKEN_BYTES))
+            for rank, state in self._states.items() if first else ():
                 save_file(own.apart(state), folder / f"state-{rank}.safetensors")
-        else:
-            for path in self._folder.iterdir():
-                path.unlink()
-        with Nursery(self._preload, folder, self._warm) as nursery:
+            with Nursery(self._preload, folder, self._warm) as nursery:
+                yield from self._played(nursery, address, first, stop)
 
-            def start(rank: int, life: int, step: int) -> None:
-                nursery.begin(rank, *self._begin(rank, life, step, address, self._folder))
+    def _played(
+        self, nursery: Nursery, address: Address, first: int, stop: int
+    ) -> Iterator[list[Came]]:
+        def start(rank: int, life: int, step: int) -> None:
+            nursery.begin(rank, *self._begin(rank, life, step, address, self._folder))
 
-            home = Home(
-                nursery,
-                address,
-                n=self._team.n,
-                servers=self._sync.servers,
-                begin=start,
-                timeout_s=self._team.job.train.timeout_s,
-            )
-            self._home = home
-            try:
-                yield from self._steps(home, first, stop)
-                self.rest()
-            except GeneratorExit:
-                self.rest()
-            finally:
-                self._home = None
-                home.close()
-        shutil.rmtree(folder, ignore_errors=True)
+        home = Home(
+            nursery,
+            address,
+            n=self._team.n,
+            servers=self._sync.servers,
+            begin=start,
+            timeout_s=self._team.job.train.timeout_s,
+        )
+        self._home = home
+        try:
+            yield from self._steps(home, first, stop)
+            self.rest()
+        except GeneratorExit:  # asked to stop
+            self.rest()
+            raise
+        finally:
+            self._home = None
+            home.close()
 
     def _steps(self, home: Home, first: int, stop: int) -> Iterator[list[Came]]:
         each, n = self._sync.per_push, self._team.n
