@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 import uuid
 from collections.abc import Callable
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from .. import runlog
 from .. import spec as specs
+from ..cluster.detect import hardware
 from ..errors import ConfigError, PolyremeError, Violation
 from ..plan.ir import Plan
 from ..runtime.place import is_launched
@@ -59,6 +61,8 @@ def _run(
     cluster, accelerator = here(spec, devices)
     problem = pose(spec, machines=(cluster, accelerator), apart=True)
     start = starting.begin(resume, folder, uuid.uuid4().hex)
+    if progress and steps.kept_profile(problem) is None:
+        sys.stderr.write(f"polyreme: measuring layers and links on {hardware(cluster)}\n")
     profile = steps.measured_profile(problem)
     plan = plan_of(problem)
     request = ranks.Request(
@@ -72,7 +76,7 @@ def _run(
         progress=progress,
         start_s=start_s,
     )
-    begin = partial(_member, spec, cluster, accelerator, plan)
+    begin = partial(_member, (spec, cluster, accelerator, plan))
     preload, warm = (*_PRELOAD, *spec.imports), (_posed, (spec, cluster, accelerator))
     try:
         ranks.served(
@@ -87,18 +91,10 @@ def _run(
 
 
 def _member(
-    spec: specs.Spec,
-    cluster: Cluster,
-    accelerator: Accelerator,
-    plan: Plan,
-    rank: int,
-    life: int,
-    step: int,
-    address: Address,
-    folder: Path,
+    given: tuple[specs.Spec, Cluster, Accelerator, Plan], *member: Any
 ) -> tuple[Callable[..., Any], tuple[Any, ...]]:
-    given = (spec, cluster, accelerator, plan)
-    return be, (*given, rank, life, step, address, folder)
+    """What the process of a worker or server calls."""
+    return be, (*given, *member)
 
 
 def _posed(spec: specs.Spec, cluster: Cluster, accelerator: Accelerator) -> tuple[Problem, Source]:
