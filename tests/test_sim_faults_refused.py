@@ -103,3 +103,11 @@ def test_faults_of_workers_that_meet_are_refused(sync):
     ]
     assert f"under {sync} all workers meet" in found[0].rule
     assert "ASGD" in found[0].legal
+
+
+@pytest.mark.parametrize("sync", ["PartialReduce", "ADPSGD", "AsyncPushSum"])
+def test_faults_of_workers_that_have_the_models_are_refused(sync):
+    """They ended in an assertion."""
+    (found,) = _refused([CRASH], sync)
+    assert found.path == "simulate.faults[0].kind"
+    assert f"under {sync} models are with workers" in found.rule
