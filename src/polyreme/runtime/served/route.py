@@ -69,7 +69,7 @@ class Members:
         assert isinstance(team.algorithm.sync, Served)
         self._sync: Served = team.algorithm.sync
         self._home: Home | None = None
-        self._rested = False
+        self._rested, self._n_asked = False, 0
         self._compute_s = 0.0
         self.sent_bytes = 0
         self.put_states(team.begun())
@@ -242,11 +242,12 @@ class Members:
         self, home: Home, letters: Mapping[int, Letter], *, needed: bool = True
     ) -> dict[int, Mapping[str, torch.Tensor]]:
         """What members answer; asked again while they do not, as one may be begun anew."""
+        self._n_asked += 1  # answers to what was asked before do not count
         found: dict[int, Mapping[str, torch.Tensor]] = {}
         end_s = time.monotonic() + _PATIENCE_S
         while len(found) < len(letters):
             for rank in letters.keys() - found.keys():
-                home.send(rank, letters[rank])
+                home.send(rank, letters[rank]._replace(covered=self._n_asked))
             turn_s = time.monotonic() + 1.0
             while len(found) < len(letters) and time.monotonic() < turn_s:
                 home.check()
@@ -254,7 +255,7 @@ class Members:
                     letter = home.here.get(timeout=0.05)
                 except Empty:
                     continue
-                if letter.source in letters:
+                if letter.source in letters and letter.covered == self._n_asked:
                     found[letter.source] = loaded(letter)
             if time.monotonic() > end_s:
                 if needed:

@@ -172,7 +172,8 @@ class Server:
         whole = own.apart(self.state) if letter.number else {"params": self.state["params"]}
         owed = {f"owes/{worker}": torch.tensor(True) for worker in self.owes}
         body = save(whole | owed)
-        self._home.send(HOME, Letter(Kind.HERE, self.me.rank, self.life, letter.number, 0, body))
+        answer = Letter(Kind.HERE, self.me.rank, self.life, letter.number, letter.covered, body)
+        self._home.send(HOME, answer)
 
     # Rounds -------------------------------------------------------------------------------------
 

@@ -172,7 +172,7 @@ class Player:
             self._resting = letter.kind is Kind.REST
             if self._resting:
                 lasts = {f"last/{server}": torch.tensor(w.last) for server, w in self._ways.items()}
-                self._send_home(Kind.HERE, save(lasts | apart(self.state)))
+                self._send_home(Kind.HERE, save(lasts | apart(self.state)), letter.covered)
 
     def _listen(self) -> None:
         """Letters that are there; while home wants rest, all that come."""
@@ -190,5 +190,5 @@ class Player:
         }
         self._send_home(Kind.DID, save(told))
 
-    def _send_home(self, kind: Kind, body: bytes = b"") -> None:
-        self._boxes.send(HOME, Letter(kind, self.me.rank, self.life, 0, 0, body))
+    def _send_home(self, kind: Kind, body: bytes = b"", asked: int = 0) -> None:
+        self._boxes.send(HOME, Letter(kind, self.me.rank, self.life, 0, asked, body))
