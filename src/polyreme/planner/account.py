@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Sequence
 from itertools import groupby
 
 import msgspec
 
 from ..plan.ir import Capacity, Costs, Estimate, LayerCost, Point
+from .cost.activations import waiting_bytes
 from .cost.data import StepTime
 from .cost.layers import LayerCosts
 from .cost.message import Message
@@ -75,7 +75,6 @@ def _layer_cost(
     over_data = cost.data.layer_once(name, strategy, pp, max(sizes), draft)
     held = fitting.memory.layer_storage(name, strategy, 0)
     times = fitting.profile.layers[fitting.memory.graph.layer(name).kind]
-    saved = times.kept_of_part if strategy.recompute else times.saved_of_part
     return LayerCost(
         layers=names,
         how=describe_strategy(strategy),
@@ -86,7 +85,7 @@ def _layer_cost(
         data_s=over_data.exposed_comm_s,
         update_s=over_data.update_s,
         stored_bytes=held.parameters + held.gradients + held.optimizer,
-        saved_bytes=math.ceil(saved(strategy.tp, sp=strategy.sp) * max(sizes)),
+        saved_bytes=waiting_bytes(times, strategy, max(sizes)),
     )
 
 

@@ -23,6 +23,7 @@ from ..groups import tied_units
 from ..outline import Outline
 from ..room import Fitting
 from ..solve.instance import Array, Instance
+from .activations import waiting_bytes
 from .memory import SLACK_SHARE
 from .pipeline import StepCost
 
@@ -69,7 +70,7 @@ class LayerCosts:
         stored, saved = self._bytes(outline)
         memory = np.stack(
             [
-                stored[self._index] + held * size * saved[self._index]
+                stored[self._index] + held * saved[self._index]
                 for held in in_flight(order, pp, n_stages, microbatches)
             ]
         )
@@ -127,7 +128,7 @@ class LayerCosts:
         return self._known[key]
 
     def _bytes(self, outline: Outline) -> tuple[Array, Array]:
-        """Of each class and strategy: stored bytes, and what a sample leaves for its backward."""
+        """Of each class and strategy: stored bytes, and those that wait of one microbatch."""
         stored, saved = [], []
         for name in self._kinds:
             times = self._profile.layers[self._graph.layer(name).kind]
@@ -138,8 +139,7 @@ class LayerCosts:
                 buffers = self._memory.kept_bytes(name, strategy, outline.microbatches)
                 buffers += self._memory.classes.shapes[name].buffer_bytes
                 row.append(states + (1 + SLACK_SHARE) * buffers)
-                each = times.kept_of_part if strategy.recompute else times.saved_of_part
-                own = each(strategy.tp, sp=strategy.sp) / strategy.cp
+                own = waiting_bytes(times, strategy, outline.microbatch)
                 row_saved.append((1 + SLACK_SHARE) * own)
             stored.append(row)
             saved.append(row_saved)

@@ -21,6 +21,7 @@ from ...plan.order import ORDERS
 from ...plan.play import Costs, play
 from ...profile.record import Profile
 from ..draft import Draft, Strategy
+from .activations import activation_bytes, waiting_bytes
 from .data import RankTime, StepTime
 from .exchange import usual
 from .layers import LayerCosts, in_flight
@@ -109,23 +110,21 @@ class UnlikeCost:
             for name in names if pipe in pipes else ():
                 strategy = draft.strategies[name]
                 memory = self.memory(strategy)
-                size = draft.microbatch_of(strategy) / strategy.cp
+                size = draft.microbatch_of(strategy)
                 held += memory.layer_storage(name, strategy, 0)
                 times = self._profile.layers[self._graph.layer(name).kind]
-                tp, sp = strategy.tp, strategy.sp
-                whole = own = times.saved_of_part(tp, sp=sp) * size
-                if strategy.recompute:
-                    own = times.kept_of_part(tp, sp=sp) * size
-                    beyond = max(beyond, alive + own + whole)
+                own = waiting_bytes(times, strategy, size)
                 kept += n_flying * own
                 alive += own
+                if strategy.recompute:
+                    beyond = max(beyond, alive + activation_bytes(times, strategy, size).again)
                 shapes = memory.classes.layers[memory.classes.layer_of[name]].shapes
                 buffers += shapes.buffer_bytes
                 buffers += memory.kept_bytes(name, strategy, draft.microbatches)
                 most["passing"].append(memory.passing_bytes(name, strategy))
                 most["reducing"].append(memory.reducing_bytes(name, strategy))
                 if name == self._graph.output.rpartition(".")[0]:
-                    logits = memory.loss_bytes(strategy) * size
+                    logits = memory.loss_bytes(strategy) * size / strategy.cp
             again = max(again, beyond - alive)
         passing = sorted(most["passing"])[-2:]
         buffers += sum(passing) + passing[-1] + max(most["reducing"])
