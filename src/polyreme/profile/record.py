@@ -126,7 +126,7 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     `sharded_overlap` the same of gathers and reduce-scatters of sharded layers (unset: the same);
     `context_bytes` what a process holds before any tensor. `assumed` is true if any number was
     not measured. `inputs_hash` covers graph, cluster, precision. `global_batch` is the batch that
-    it was measured for: no larger microbatch was run (unset: it holds for any).
+    it was measured for, and holds for alone (unset: it holds for any).
     """
 
     layers: Mapping[str, LayerTimes]
