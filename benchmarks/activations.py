@@ -5,10 +5,10 @@ python benchmarks/activations.py
 The forward pass is the runtime's (`runtime/stage.py`) on a processor, in training mode, with real
 values. Counted are distinct storages that autograd keeps and that are no parameters or buffers;
 where layers are recomputed, what is alive while one of them is: inputs of it and of the layers
-before it, and what it saves itself, for the layer at which that is most. Predicted is the cause
-`activations` of a plan, from an assumed profile: for one device, and (plain passes of one
-microbatch) for the first of 2 and 4 tensor parts with whole and with split tokens, whose
-exchanges bring nothing. The loss is in neither.
+before it, and what it saves itself, for the layer at which that is most. Predicted are the
+`activations` of a plan in its backward pass, from an assumed profile: for one device, and (plain
+passes of one microbatch) for the first of 2 and 4 tensor parts with whole and with split tokens,
+whose exchanges bring nothing. The loss is in neither.
 """
 
 from __future__ import annotations
