@@ -11,7 +11,7 @@ from ..graph.layer import LayerGraph
 from ..graph.tensor import TensorPlan, token_interval
 from ..sample import TensorSpec
 from .record import KeptBytes, PartBytes
-from .trace import Argument, Played, Trace, tensor_dtype, trace
+from .trace import Argument, Played, Stand, Trace, tensor_dtype
 
 _ALONE, _SMALL, _LARGE = 1, 2, 3  # samples of the passes that are played
 
@@ -38,13 +38,14 @@ def saved_bytes(
     one sample is played by itself: in it some tensors are views of others that are copies in
     larger ones.
     """
-    found = {
-        degree: [
-            _account(graph, Played(batch=batch, degree=degree, precision=precision, fused=fused))
+    found = {}
+    for degree in sorted({1, *parts}):
+        kinds = {layer.kind: layer for layer in graph.layers}
+        stands = {kind: Stand(graph, layer, degree) for kind, layer in kinds.items()}
+        found[degree] = [
+            _account(graph, degree, stands, Played(batch=batch, precision=precision, fused=fused))
             for batch in (_ALONE, _SMALL, _LARGE)
         ]
-        for degree in sorted({1, *parts})
-    }
     return {
         kind: _of_kind({degree: [each[kind] for each in by] for degree, by in found.items()})
         for kind in found[1][0]
@@ -103,9 +104,11 @@ def _kept(amounts: Sequence[int]) -> KeptBytes:
     return KeptBytes(saved=saved, recompute=recompute, again=again)
 
 
-def _account(graph: LayerGraph, how: Played) -> dict[str, list[_Kept]]:
+def _account(
+    graph: LayerGraph, degree: int, stands: Mapping[str, Stand], how: Played
+) -> dict[str, list[_Kept]]:
     """What each layer of each kind keeps of one pass through the whole model."""
-    specs = tensor_specs(graph, how.degree)
+    specs = tensor_specs(graph, degree)
     traces: dict[tuple[str, tuple[Argument, ...]], Trace] = {}
     heap = _Heap(
         {
@@ -117,14 +120,14 @@ def _account(graph: LayerGraph, how: Played) -> dict[str, list[_Kept]]:
     for layer in graph.layers:
         inputs = tuple(heap.argument(name, specs[name]) for name in layer.inputs)
         if (layer.kind, inputs) not in traces:
-            traces[layer.kind, inputs] = trace(graph, layer, inputs, how)
+            traces[layer.kind, inputs] = stands[layer.kind].trace(inputs, how)
         results = [f"{layer.name}.{output}" for output in layer.outputs]
         kept = heap.kept(
             traces[layer.kind, inputs],
             layer.inputs,
             results,
             graph.tensor_plan(layer.name),
-            how.degree,
+            degree,
         )
         found.setdefault(layer.kind, []).append(kept)
     return found

@@ -50,33 +50,38 @@ class Argument:
 
 @dataclass(frozen=True, kw_only=True)
 class Played:
-    """How layers are played: samples, the first of how many parts, precision, fused attention."""
+    """How layers are played: samples, precision, fused attention."""
 
     batch: int
-    degree: int
     precision: str
     fused: bool
 
 
-def trace(graph: LayerGraph, layer: Layer, inputs: Sequence[Argument], how: Played) -> Trace:
-    """One forward pass of a layer."""
-    from torch._subclasses.fake_tensor import FakeTensorMode
-    from torch.nn import RNNBase
+class Stand:
+    """The first of so many parts of a layer, ready to be played."""
 
-    from ..graph.cut import OnePart
-    from ..graph.cut_module import cut_module
+    def __init__(self, graph: LayerGraph, layer: Layer, degree: int) -> None:
+        from torch._subclasses.fake_tensor import FakeTensorMode
+        from torch.nn import RNNBase
 
-    module = graph.build(layer.name)
-    plan = graph.tensor_plan(layer.name)
-    if plan is not None:
-        cut_module(module, plan, OnePart(degree=how.degree))
-    # Fused recurrences save a workspace whose size fake tensors do not tell.
-    real = any(isinstance(part, RNNBase) for part in module.modules())
-    with (
-        nullcontext() if real else FakeTensorMode(allow_non_fake_inputs=True),
-        _without_attention_dropout() if how.fused else nullcontext(),
-    ):
-        return _play(module, Regions(plan), inputs, how)
+        from ..graph.cut import OnePart
+        from ..graph.cut_module import cut_module
+
+        self._module = graph.build(layer.name)
+        self._plan = graph.tensor_plan(layer.name)
+        if self._plan is not None:
+            cut_module(self._module, self._plan, OnePart(degree=degree))
+        # Fused recurrences save a workspace whose size fake tensors do not tell.
+        real = any(isinstance(part, RNNBase) for part in self._module.modules())
+        self._mode = None if real else FakeTensorMode(allow_non_fake_inputs=True)
+
+    def trace(self, inputs: Sequence[Argument], how: Played) -> Trace:
+        """One forward pass."""
+        with (
+            self._mode or nullcontext(),
+            _without_attention_dropout() if how.fused else nullcontext(),
+        ):
+            return _play(self._module, Regions(self._plan), inputs, how)
 
 
 def _play(
