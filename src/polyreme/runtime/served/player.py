@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 from safetensors.torch import load_file
 
+from ...algo.sync.hogwild import Hogwild
 from ...algo.sync.kind import State
 from ...algo.sync.served import Served
 from ...data.order import arrange
@@ -17,7 +19,9 @@ from ..making import alone, apply, grid_for
 from ..mesh import World
 from ..transport.local import Address
 from ..workers import Team
+from .memory import Memory
 from .server import Server
+from .shared import Clerk, Writer
 from .worker import Player
 
 SNAPSHOT_S = 5.0
@@ -34,13 +38,20 @@ def play(
     sync = job.algorithm.sync
     assert isinstance(sync, Served)
     team = _team(job, world, n, (rank if rank < n else 0,))
-    state: State = team.begun()[rank]
-    begun = address.folder / f"state-{rank}.safetensors"
-    if begun.exists():
-        state = own.joined(load_file(begun), state)
+    serve: Callable[..., Server] = partial(Server, sync=sync)
+    work: Callable[..., Player] = partial(Player, sync=sync)
+    begun = team.begun()
+    if isinstance(sync, Hogwild):
+        assert address.memory is not None
+        memory = Memory(address.memory, begun[n], n)
+        serve = partial(Clerk, sync=sync, memory=memory)
+        work = partial(Writer, sync=sync, memory=memory, server=team.servers[n])
+    state: State = begun[rank]
+    left = address.folder / f"state-{rank}.safetensors"
+    if left.exists():
+        state = own.joined(load_file(left), state)
     if rank >= n:
-        Server(
-            sync=sync,
+        serve(
             algorithm=job.algorithm,
             me=team.servers[rank],
             state=state,
@@ -54,8 +65,7 @@ def play(
         step += sync.per_push  # the one that it had begun may have come
         state = sync.anew({**state, "step": step, "pushes": step // sync.per_push})
     gradients = team.gradients
-    Player(
-        sync=sync,
+    work(
         algorithm=job.algorithm,
         me=team.workers[rank],
         state=state,
