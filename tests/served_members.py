@@ -25,9 +25,7 @@ from polyreme.algo.vector import Layout
 from polyreme.runtime.served.home import Home, loaded
 from polyreme.runtime.served.memory import Memory, shared
 from polyreme.runtime.served.nursery import Nursery
-from polyreme.runtime.served.server import Server
-from polyreme.runtime.served.shared import Clerk, Writer
-from polyreme.runtime.served.worker import Player
+from polyreme.runtime.served.shared import roles
 from polyreme.runtime.transport.letters import Kind, Letter
 from polyreme.runtime.transport.local import HOME, Address
 from served import team
@@ -59,12 +57,8 @@ def be(
     players = team(algorithm, Layout.of({"w": (12,)}), n, lr=lr)
     sync, me = algorithm.sync, players[rank]
     state = sync.init(algorithm, START.clone(), me)
-    serve: Any = partial(Server, sync=sync)
-    work: Any = partial(Player, sync=sync)
-    if isinstance(sync, Hogwild):
-        memory = Memory(address.memory, sync.init(algorithm, START.clone(), players[n]), n)
-        serve = partial(Clerk, sync=sync, memory=memory)
-        work = partial(Writer, sync=sync, memory=memory, server=players[n])
+    served = sync.init(algorithm, START.clone(), players[n])
+    work, serve = roles(sync, address, players[n], served)
     if rank >= n:
         serve(
             algorithm=algorithm,

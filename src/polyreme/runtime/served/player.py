@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Sequence
 from pathlib import Path
 
 from safetensors.torch import load_file
 
-from ...algo.sync.hogwild import Hogwild
 from ...algo.sync.kind import State
 from ...algo.sync.served import Served
 from ...data.order import arrange
@@ -19,10 +17,7 @@ from ..making import alone, apply, grid_for
 from ..mesh import World
 from ..transport.local import Address
 from ..workers import Team
-from .memory import Memory
-from .server import Server
-from .shared import Clerk, Writer
-from .worker import Player
+from .shared import roles
 
 SNAPSHOT_S = 5.0
 
@@ -38,14 +33,8 @@ def play(
     sync = job.algorithm.sync
     assert isinstance(sync, Served)
     team = _team(job, world, n, (rank if rank < n else 0,))
-    serve: Callable[..., Server] = partial(Server, sync=sync)
-    work: Callable[..., Player] = partial(Player, sync=sync)
     begun = team.begun()
-    if isinstance(sync, Hogwild):
-        assert address.memory is not None
-        memory = Memory(address.memory, begun[n], n)
-        serve = partial(Clerk, sync=sync, memory=memory)
-        work = partial(Writer, sync=sync, memory=memory, server=team.servers[n])
+    work, serve = roles(sync, address, team.servers[n], begun[n])
     state: State = begun[rank]
     left = address.folder / f"state-{rank}.safetensors"
     if left.exists():

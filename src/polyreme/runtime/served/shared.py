@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 from ...algo.effects import Received, Recv, Send
 from ...algo.push import HELLO
 from ...algo.sync.hogwild import Hogwild
 from ...algo.sync.kind import State
+from ...algo.sync.served import Served
 from ...algo.worker import Worker
 from ..transport.letters import Letter
+from ..transport.local import Address
 from .memory import Memory, Note
 from .server import TOLD, Known, Server
 from .worker import Player
@@ -71,3 +75,20 @@ class Clerk(Server):
         super()._snapshot()
         for worker, known in self.known.items():
             self._have(worker, known)
+
+
+def roles(
+    sync: Served, address: Address, server: Worker, state: State
+) -> tuple[Callable[..., Player], Callable[..., Server]]:
+    """What plays a worker and what a server of a sync, given all else that these need.
+
+    `server` is the first of them, `state` one of its form.
+    """
+    if not isinstance(sync, Hogwild):
+        return partial(Player, sync=sync), partial(Server, sync=sync)
+    assert address.memory is not None, "a run of workers that share memory has one"
+    memory = Memory(address.memory, state, server.n)
+    return (
+        partial(Writer, sync=sync, memory=memory, server=server),
+        partial(Clerk, sync=sync, memory=memory),
+    )

@@ -80,8 +80,10 @@ class Player:
         self._send_home(Kind.UP)
         try:
             while True:
+                step = self.state["step"]
                 self._round()
-                self._did()
+                if self.state["step"] != step:  # not of an answer alone
+                    self._did()
                 self._listen()
         except Over:
             self._boxes.close(linger_s=1.0)
