@@ -99,7 +99,7 @@ def test_several_workers_lose_no_update_from_list_and_log(tmp_path) -> None:
 
 def test_entries_that_a_step_leaves_are_never_written(tmp_path) -> None:
     """Workers that move different entries of the same lines lose nothing to each other."""
-    sync, n, count, size = Hogwild(), 2, 20_000, 64
+    sync, n, count, size = Hogwild(), 2, 6_000, 64
     algorithm = DataParallel(rule=SGD(), sync=sync)
     server = team(algorithm, Layout.of({"w": (size,)}), n)[n]
     state = sync.init(algorithm, torch.zeros(size, dtype=torch.float64), server)
