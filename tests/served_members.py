@@ -202,3 +202,5 @@ def hammer(sync: Hogwild, file: int, n: int, rank: int, count: int, size: int) -
     for number in range(count):
         push = Push(worker=rank, number=number, version=0, lr=1.0, vectors=(found,), rows=(row,))
         memory.update(sync, algorithm, push, server)
+        while memory.state()["version"] < n:  # until all are there
+            time.sleep(0.001)

@@ -99,7 +99,7 @@ def test_several_workers_lose_no_update_from_list_and_log(tmp_path) -> None:
 
 def test_entries_that_a_step_leaves_are_never_written(tmp_path) -> None:
     """Workers that move different entries of the same lines lose nothing to each other."""
-    sync, n, count, size = Hogwild(), 2, 6_000, 64
+    sync, n, count, size = Hogwild(), 2, 10_000, 512
     algorithm = DataParallel(rule=SGD(), sync=sync)
     server = team(algorithm, Layout.of({"w": (size,)}), n)[n]
     state = sync.init(algorithm, torch.zeros(size, dtype=torch.float64), server)
@@ -219,6 +219,20 @@ def test_an_update_tells_its_delay_its_rate_and_whether_it_was_applied() -> None
         left = memory.state()
         assert (left["step"], left["version"], left["rule"]["step"]) == (9, 6, 1)
         assert type(second).opened(second.packed()) == second
+
+
+def test_an_entry_that_nothing_is_added_to_keeps_its_sign_of_zero() -> None:
+    """-0 + 0 is 0: who adds nothing and writes is seen."""
+    algorithm = _of()
+    with shared(_begun(algorithm, 2), 2) as file:
+        memory, server = _memory(file, algorithm)
+        memory.state()["params"].copy_(-torch.zeros(12).double())
+        found = -torch.zeros(12).double()
+        found[4] = 1.0
+        memory.update(algorithm.sync, algorithm, _push(found), server)
+        left = memory.state()["params"]
+        assert left[4] == -0.1
+        assert left.signbit().all()
 
 
 def test_what_others_did_between_read_and_write_stays(monkeypatch) -> None:
