@@ -25,8 +25,11 @@ class Hogwild(ASGD, frozen=True, kw_only=True, tag="Hogwild", tag_field="kind"):
 
     Attributes:
         servers: Pieces that parameters are in.
+        ahead: 0, as it has no pushes that travel.
     """
 
+    not_ahead: ClassVar[str] = "has no pushes that travel"
+    whole_answers: ClassVar[str] = "sends nothing over a link"
     in_memory: ClassVar[bool] = True
 
     def machine(self, player: int, n: int) -> int:
