@@ -2,26 +2,32 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from polyreme.algo.compose import DataParallel
-from polyreme.algo.effects import Computed
+from polyreme.algo.effects import Computed, Numbers
+from polyreme.algo.push import Push
+from polyreme.algo.rule import SGD
+from polyreme.algo.sync import Hogwild
 from polyreme.algo.vector import Layout
-from polyreme.runtime.served.home import Home
+from polyreme.runtime.served.home import Home, loaded
+from polyreme.runtime.served.memory import Memory, shared
 from polyreme.runtime.served.nursery import Nursery
-from polyreme.runtime.served.server import Server
-from polyreme.runtime.served.worker import Player
-from polyreme.runtime.transport.local import Address
+from polyreme.runtime.served.shared import roles
+from polyreme.runtime.transport.letters import Kind, Letter
+from polyreme.runtime.transport.local import HOME, Address
 from served import team
 
 START = torch.linspace(-1, 1, 12, dtype=torch.float64)
@@ -51,9 +57,10 @@ def be(
     players = team(algorithm, Layout.of({"w": (12,)}), n, lr=lr)
     sync, me = algorithm.sync, players[rank]
     state = sync.init(algorithm, START.clone(), me)
+    served = sync.init(algorithm, START.clone(), players[n])
+    work, serve = roles(sync, address, players[n], served)
     if rank >= n:
-        Server(
-            sync=sync,
+        serve(
             algorithm=algorithm,
             me=me,
             state=state,
@@ -72,8 +79,7 @@ def be(
         time.sleep(pause_s * (1 + rank % 3))
         return Computed(gradient=gradient(rank, batch, params), loss=0.0, weight=1.0, n_samples=1)
 
-    Player(
-        sync=sync,
+    work(
         algorithm=algorithm,
         me=me,
         state=state,
@@ -92,6 +98,8 @@ class Members:
     nursery: Nursery
     address: Address
     folder: Path
+    left: dict[str, Any] = field(default_factory=dict)
+    """What the memory held once all had ended, where they shared one."""
 
     def pushed(self, count: int, limit_s: float = 60.0) -> list[tuple[float, ...]]:
         """What was told, once there are so many pushes."""
@@ -104,6 +112,32 @@ class Members:
                 rows.append(self.home.told.get())
             time.sleep(0.005)
         return rows
+
+    def rest(self, limit_s: float = 60.0) -> None:
+        """Have workers stop between rounds, and the server hear of all that they did."""
+        asked = {rank: Letter(Kind.REST, HOME, covered=1) for rank in range(self.home.n)}
+        rested = self._asked(asked, limit_s)
+        lasts = [
+            [rank, self.home.members[rank].life, int(loaded(letter)[f"last/{self.home.n}"])]
+            for rank, letter in rested.items()
+        ]
+        body = json.dumps(lasts).encode()
+        self._asked({self.home.n: Letter(Kind.SEND, HOME, 0, 1, 2, body)}, limit_s)
+
+    def _asked(self, letters: dict[int, Letter], limit_s: float) -> dict[int, Letter]:
+        found: dict[int, Letter] = {}
+        end_s = time.monotonic() + limit_s
+        while len(found) < len(letters):
+            self.home.check()
+            assert time.monotonic() < end_s, f"{sorted(letters.keys() - found.keys())} are silent"
+            for rank in letters.keys() - found.keys():
+                self.home.send(rank, letters[rank])
+            time.sleep(0.1)
+            while not self.home.here.empty():
+                came = self.home.here.get()
+                if came.source in letters and came.covered == letters[came.source].covered:
+                    found[came.source] = came
+        return found
 
     def kill(self, rank: int, number: int = signal.SIGKILL) -> None:
         """Send a member a signal, if it is there."""
@@ -124,9 +158,16 @@ def members(
     timeout_s: float = 30.0,
 ) -> Iterator[Members]:
     """Workers and servers of an algorithm, ended at the end."""
-    with tempfile.TemporaryDirectory(prefix="polyreme-") as sockets:
-        address = Address(folder=Path(sockets), token=os.urandom(16))
-        with Nursery(("torch", "served_members"), Path(sockets)) as nursery:
+    with tempfile.TemporaryDirectory(prefix="polyreme-") as sockets, ExitStack() as stack:
+        files: tuple[int, ...] = ()
+        if algorithm.sync.in_memory:
+            me = team(algorithm, Layout.of({"w": (12,)}), n)[n]
+            state = algorithm.sync.init(algorithm, START.clone(), me)
+            files = (stack.enter_context(shared(state, n)),)
+        address = Address(
+            folder=Path(sockets), token=os.urandom(16), memory=next(iter(files), None)
+        )
+        with Nursery(("torch", "served_members"), Path(sockets), files=files) as nursery:
             entry = partial(be, algorithm, n, lr, pause_s)
 
             def begin(rank: int, life: int, step: int) -> None:
@@ -140,7 +181,27 @@ def members(
                 begin=begin,
                 timeout_s=timeout_s,
             )
+            run = Members(home=home, nursery=nursery, address=address, folder=folder)
             try:
-                yield Members(home=home, nursery=nursery, address=address, folder=folder)
+                yield run
             finally:
                 home.close()
+        for file in files:
+            run.left.update(Memory(file, state, n).state())
+
+
+def hammer(sync: Hogwild, file: int, n: int, rank: int, count: int, size: int) -> None:
+    """Take 1 off every n-th entry of a memory so often, from the worker's number on."""
+    torch.set_num_threads(1)
+    algorithm = DataParallel(sync=sync, rule=SGD())
+    server = team(algorithm, Layout.of({"w": (size,)}), n, lr=1.0)[n]
+    start = torch.zeros(size, dtype=torch.float64)
+    memory = Memory(file, sync.init(algorithm, start, server), n)
+    found = start.clone()
+    found[rank::n] = 1.0
+    row = Numbers(0.0, 1.0, 1.0, 1.0)
+    for number in range(count):
+        push = Push(worker=rank, number=number, version=0, lr=1.0, vectors=(found,), rows=(row,))
+        memory.update(sync, algorithm, push, server)
+        while memory.state()["version"] < n:  # until all are there
+            time.sleep(0.001)

@@ -17,8 +17,7 @@ from ..making import alone, apply, grid_for
 from ..mesh import World
 from ..transport.local import Address
 from ..workers import Team
-from .server import Server
-from .worker import Player
+from .shared import roles
 
 SNAPSHOT_S = 5.0
 
@@ -34,13 +33,14 @@ def play(
     sync = job.algorithm.sync
     assert isinstance(sync, Served)
     team = _team(job, world, n, (rank if rank < n else 0,))
-    state: State = team.begun()[rank]
-    begun = address.folder / f"state-{rank}.safetensors"
-    if begun.exists():
-        state = own.joined(load_file(begun), state)
+    begun = team.begun()
+    work, serve = roles(sync, address, team.servers[n], begun[n])
+    state: State = begun[rank]
+    left = address.folder / f"state-{rank}.safetensors"
+    if left.exists():
+        state = own.joined(load_file(left), state)
     if rank >= n:
-        Server(
-            sync=sync,
+        serve(
             algorithm=job.algorithm,
             me=team.servers[rank],
             state=state,
@@ -55,8 +55,7 @@ def play(
         counts = {"step": step, "pushes": step // sync.per_push}
         state = sync.anew(job.algorithm, {**state, **counts})
     gradients = team.gradients
-    Player(
-        sync=sync,
+    work(
         algorithm=job.algorithm,
         me=team.workers[rank],
         state=state,
