@@ -72,7 +72,8 @@ def be(
         return
     if life:
         step += sync.per_push
-        state = sync.anew({**state, "step": step, "pushes": step // sync.per_push})
+        counts = {"step": step, "pushes": step // sync.per_push}
+        state = sync.anew(algorithm, {**state, **counts})
 
     def found(params: torch.Tensor, batch: int) -> Computed:
         time.sleep(pause_s * (1 + rank % 3))

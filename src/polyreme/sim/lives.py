@@ -92,7 +92,7 @@ class Lives:
         me = self._workers[worker]
         state = self._sync.init(self._algorithm, self._start.clone(), me)
         counts = {"step": max(n_batches, lost["step"]), "pushes": lost["pushes"]}
-        return self._sync.anew({**state, **counts})
+        return self._sync.anew(self._algorithm, {**state, **counts})
 
     def _set(self, worker: int, outage: Outage | None) -> None:
         """Set a worker's next crash, of those that it has lived to see."""

@@ -52,7 +52,8 @@ def play(
         return
     if life:
         step += sync.per_push  # the one that it had begun may have come
-        state = sync.anew({**state, "step": step, "pushes": step // sync.per_push})
+        counts = {"step": step, "pushes": step // sync.per_push}
+        state = sync.anew(job.algorithm, {**state, **counts})
     gradients = team.gradients
     work(
         algorithm=job.algorithm,
