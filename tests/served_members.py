@@ -50,7 +50,7 @@ def be(
     step: int,
     address: Address,
     folder: Path,
-    snapshot_s: float = 0.2,
+    snapshot_s: float,
 ) -> None:
     """Be one of them."""
     torch.set_num_threads(1)
@@ -156,6 +156,7 @@ def members(
     lr: float = 0.05,
     pause_s: float = 0.001,
     timeout_s: float = 30.0,
+    snapshot_s: float = 0.2,
 ) -> Iterator[Members]:
     """Workers and servers of an algorithm, ended at the end."""
     with tempfile.TemporaryDirectory(prefix="polyreme-") as sockets, ExitStack() as stack:
@@ -171,7 +172,7 @@ def members(
             entry = partial(be, algorithm, n, lr, pause_s)
 
             def begin(rank: int, life: int, step: int) -> None:
-                nursery.begin(rank, entry, (rank, life, step, address, folder))
+                nursery.begin(rank, entry, (rank, life, step, address, folder, snapshot_s))
 
             home = Home(
                 nursery,

@@ -6,7 +6,7 @@ import random
 import signal
 import threading
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from pathlib import Path
 
 import pytest
@@ -20,6 +20,7 @@ from polyreme.algo.rule import SGD
 from polyreme.algo.sync import ASGD, SSP, OrLoMo, OrMo
 from polyreme.algo.vector import Layout
 from polyreme.runtime.served.applied import read_applied
+from polyreme.runtime.served.journal import Journal
 from polyreme.runtime.served.server import Server
 from polyreme.runtime.transport.letters import Kind, Letter
 from polyreme.runtime.transport.local import HOME, Address, Boxes, Office
@@ -45,10 +46,17 @@ def _whole(folder: Path, servers: int) -> None:
 
 
 @pytest.mark.parametrize("sync", [ASGD(), OrMo(), OrLoMo(local_steps=3)])
-def test_a_recorded_order_of_arrival_played_again_gives_the_same_bits(sync, tmp_path) -> None:
+@pytest.mark.parametrize("kills", [0, 3])
+def test_a_recorded_order_of_arrival_played_again_gives_the_same_bits(
+    sync, kills: int, tmp_path
+) -> None:
+    """Also where the server was killed on the way: it is where it was."""
     algorithm = _of(sync)
     with members(algorithm, 3, tmp_path) as run:
         run.pushed(60 * sync.per_push)
+        for _ in range(kills):
+            run.kill(3)
+            run.pushed(30 * sync.per_push)
     order = read_applied(tmp_path / "applied-0.bin")
     assert len(set(order["worker"])) == 3
     post = Post(algorithm, gradient, START, 3, lr=0.05)
@@ -108,6 +116,40 @@ STORMY = [
 each_stormy = pytest.mark.parametrize(
     "algorithm", STORMY, ids=lambda a: f"{a.sync.ahead}-{type(a.compress_back).__name__}"
 )
+
+
+def test_a_worker_and_then_its_server_killed_lose_nothing_that_was_applied(tmp_path) -> None:
+    """No snapshot holds it, and nobody has it to send again."""
+    with members(_of(OrMo()), 3, tmp_path, snapshot_s=60.0) as run:
+        rows = run.pushed(60)
+        run.kill(1)
+        run.kill(3)
+        rows += run.pushed(60)
+    assert not (tmp_path / "journal-0-0.bin").exists()
+    listed = Counter(read_applied(tmp_path / "applied-0.bin")["worker"].tolist())
+    told = Counter(int(row[0]) for row in rows)
+    assert all(listed[worker] >= count for worker, count in told.items())
+    _whole(tmp_path, 1)
+
+
+def test_a_letter_that_was_half_written_is_not_dealt_with_again(tmp_path) -> None:
+    path = tmp_path / "journal"
+    letters = [
+        Letter(Kind.PUSH, 1, 2, 3, 0, b"abc"),
+        Letter(Kind.LEFT, 2),
+        Letter(Kind.PUSH, 0, 0, 9, 0, bytes(range(200)) * 5),
+    ]
+    journal = Journal(path, new=True)
+    for letter in letters:
+        journal.add(letter)
+    whole = path.read_bytes()
+    for cut in (len(whole), len(whole) - 1, len(whole) - 1000, len(whole) - 1010):
+        path.write_bytes(whole[:cut])
+        again = Journal(path, new=False)
+        assert list(again.letters()) == letters[: 3 if cut == len(whole) else 2]
+        again.add(letters[0])
+        assert list(Journal(path, new=False).letters())[-1] == letters[0]
+    assert list(Journal(path, new=True).letters()) == []
 
 
 def _storm(algorithm: DataParallel, seed: int, n_moments: int, folder: Path) -> None:

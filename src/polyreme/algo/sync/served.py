@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ...errors import ConfigError, Violation
@@ -232,8 +231,6 @@ class Served(ServedKind, frozen=True, kw_only=True):
             source=ANY, kinds=form.kinds(me, exchange.name(state["params"]))
         )
         push = form.read(received)
-        if push.version > state["version"]:  # begun at what a server had before it went back
-            push = replace(push, version=state["version"])
         here = push.number != LEFT
         if state["present"][str(push.worker)] != here:
             state = {**state, "present": {**state["present"], str(push.worker): here}}

@@ -169,7 +169,7 @@ class Home:
         member.life, member.heard_s = member.life + 1, time.monotonic()
         spent = self.spent.pop(rank, Spent())
         self.before[rank] = self.before.get(rank, Spent()).plus(spent)
-        self._begin(rank, member.life, int(spent.step))
+        self._begin(rank, member.life, int(self.before[rank].step))
 
     def _look(self) -> None:
         """Tell servers of workers that have been silent for too long."""

@@ -25,6 +25,10 @@ from .. import own
 from ..transport.letters import Kind, Letter
 from ..transport.local import HOME, Address, Boxes, Office
 from .applied import AppliedList
+from .journal import Journal
+
+_LEAST_BYTES, _TIMES = 1 << 26, 4
+"""A snapshot is taken once more is written than this, or than so many times the last snapshot."""
 
 TOLD = struct.Struct("<iqqd4d")
 """Of a batch: worker, delay, step, rate, and its `Numbers`."""
@@ -32,14 +36,13 @@ TOLD = struct.Struct("<iqqd4d")
 
 @dataclass(kw_only=True)
 class Known:
-    """Of one worker: how often it was begun, its last push that came, the last in a snapshot.
+    """Of one worker: how often it was begun, and its last push that came.
 
     `sent` is the last answer to it where answers are packed: another would not follow on it.
     """
 
     life: int = 0
     last: int = -1
-    covered: int = -1
     sent: Letter | None = None
 
 
@@ -48,9 +51,10 @@ class Server:
     """One server of a run, on letters from workers and home.
 
     Every push is applied once: those that came before are answered again, later ones that skip some
-    are asked for anew. A snapshot every `snapshot_s` seconds holds the state and the number of each
-    worker's last push; what came after it workers still have. Pushes are counted anew in each life
-    of a worker.
+    are asked for anew. A push is written down before it is dealt with; every `snapshot_s` seconds,
+    or when much is written, a snapshot takes the place of that. One that was killed deals again
+    with what followed its snapshot, in the same order. Pushes are counted anew in each life of a
+    worker.
     """
 
     sync: Served
@@ -65,17 +69,20 @@ class Server:
     owes: set[int] = field(default_factory=set)
     told: int = 0
     _wanted: Letter | None = None
+    _list: AppliedList = field(init=False)
+    _journal: Journal = field(init=False)
+    _n_journals: int = field(init=False, default=0)
+    _most: int = field(init=False, default=_LEAST_BYTES)
+    _again: bool = field(init=False, default=False)  # what was dealt with is dealt with again
 
     def play(self) -> None:
         """Until home says that all is over."""
-        self._restore()
-        number = self.me.rank - self.me.n
-        self._list = AppliedList(self.folder / f"applied-{number}.bin", self._n_applied)
         self._home = Boxes(self.address, self.me.rank, [HOME])
+        self._home.send(HOME, Letter(Kind.UP, self.me.rank, self.life))
+        self._restore()
         self._refused = 0
+        self._saved_s = time.monotonic()
         with Office(self.address, self.me.rank, self._refuse) as self._office:
-            self._home.send(HOME, Letter(Kind.UP, self.me.rank, self.life, self.told))
-            self._saved_s = time.monotonic()
             while True:
                 letter = self._office.take(0.05)
                 if letter is not None:
@@ -85,9 +92,11 @@ class Server:
                     if asked.kind is Kind.END:
                         break
                     self._asked(asked)
-                if time.monotonic() - self._saved_s > self.snapshot_s:
+                late = time.monotonic() - self._saved_s > self.snapshot_s
+                if late or self._journal.nbytes > self._most:
                     self._snapshot()
             self._snapshot()
+        self._journal.end()
         self._home.close(linger_s=1.0)
 
     def _refuse(self) -> None:
@@ -107,9 +116,7 @@ class Server:
             case Kind.PUSH:
                 self._push(letter, known)
             case Kind.HELLO:
-                self._play(
-                    self.form.notice(HELLO, self.state["params"], self._number, self.me), worker
-                )
+                self._hear(letter)
             case Kind.ASK:
                 self._ask(letter.number, worker, known)
         self._give()
@@ -118,7 +125,7 @@ class Server:
         """What is known of a worker, that was begun so often."""
         known = self.known.setdefault(worker, Known())
         if life > known.life:
-            known.life, known.last, known.covered, known.sent = life, -1, -1, None
+            known.life, known.last, known.sent = life, -1, None
             self.owes.discard(worker)
         return known
 
@@ -128,8 +135,19 @@ class Server:
         elif letter.number <= known.last:
             self._ask(letter.number, letter.source, known)
         else:
+            self._journal.add(letter)
             known.last = letter.number
             self._deal(letter)
+
+    def _hear(self, letter: Letter) -> None:
+        """That a worker came, or is gone."""
+        self._journal.add(letter)
+        self._notice(letter)
+
+    def _notice(self, letter: Letter) -> None:
+        number = HELLO if letter.kind is Kind.HELLO else LEFT
+        message = self.form.notice(number, self.state["params"], self._number, self.me)
+        self._play(message, letter.source)
 
     def _deal(self, letter: Letter) -> None:
         """A push that is the next of its worker."""
@@ -146,7 +164,7 @@ class Server:
         if known.last < number:
             self._have(worker, known)
         elif not self.state["present"][str(worker)]:  # taken for gone while it waited
-            self._play(self.form.notice(HELLO, self.state["params"], self._number, self.me), worker)
+            self._hear(Letter(Kind.HELLO, worker, known.life))
         elif worker in self.owes:
             return
         elif known.sent is not None:
@@ -156,17 +174,18 @@ class Server:
             self._answer(worker, message)
 
     def _have(self, worker: int, known: Known) -> None:
-        letter = Letter(Kind.HAVE, self.me.rank, self.life, known.last, known.covered)
+        letter = Letter(Kind.HAVE, self.me.rank, self.life, known.last, known.last)
         self._office.send(worker, letter)
 
     def _answer(self, worker: int, message: Message) -> None:
         known = self.known.setdefault(worker, Known())
         self.owes.discard(worker)
         body = to_bytes(message).numpy().data
-        letter = Letter(Kind.ANSWER, self.me.rank, self.life, known.last, known.covered, body)
+        letter = Letter(Kind.ANSWER, self.me.rank, self.life, known.last, known.last, body)
         if self._answers.packs:
             known.sent = letter
-        self._office.send(worker, letter)
+        if not self._again:
+            self._office.send(worker, letter)
 
     def _asked(self, letter: Letter) -> None:
         """What home wants."""
@@ -179,7 +198,7 @@ class Server:
 
     def _left(self, worker: int) -> None:
         """A worker is gone."""
-        self._play(self.form.notice(LEFT, self.state["params"], self._number, self.me), worker)
+        self._hear(Letter(Kind.LEFT, worker))
 
     def _whole(self) -> State:
         """What it keeps, now."""
@@ -263,36 +282,51 @@ class Server:
     def _snapshot(self) -> None:
         self._list.flush()
         path = self.folder / f"server-{self._number}.safetensors"
-        partial = path.with_suffix(".partial")
+        partial, journal = path.with_suffix(".partial"), self._open(self._n_journals + 1, new=True)
         kept = {
             "known": {w: (k.life, k.last) for w, k in self.known.items()},
             "owes": sorted(self.owes),
             "told": self.told,
             "applied": self._list.n_rows,
+            "journal": self._n_journals + 1,
         }
         save_file(own.apart(self._whole()), partial, {"kept": json.dumps(kept)})
         partial.replace(path)
-        for known in self.known.values():
-            known.covered = known.last
+        self._journal.end()
+        self._journal, self._n_journals = journal, self._n_journals + 1
+        self._most = max(_LEAST_BYTES, _TIMES * path.stat().st_size)
         self._saved_s = time.monotonic()
 
+    def _open(self, number: int, *, new: bool) -> Journal:
+        return Journal(self.folder / f"journal-{self._number}-{number}.bin", new=new)
+
     def _restore(self) -> None:
-        """Go on from the last snapshot, if an earlier life left one."""
-        self._n_applied = 0
-        path = self.folder / f"server-{self._number}.safetensors"
-        if not self.life:
-            return
-        found = own.joined(load_file(path), self.state) if path.exists() else self.state
-        self.state = self._answers.forgotten(found, self.life)
-        if not path.exists():
-            return
-        kept: Mapping[str, Any] = json.loads(_metadata(path)["kept"])
-        self.known = {
-            int(worker): Known(life=life, last=last, covered=last)
-            for worker, (life, last) in kept["known"].items()
-        }
-        self.owes, self.told = set(kept["owes"]), kept["told"]
-        self._n_applied = kept["applied"]
+        """Go on from the last snapshot and what was written since, if an earlier life left them."""
+        path, n_applied = self.folder / f"server-{self._number}.safetensors", 0
+        if self.life and path.exists():
+            self.state = own.joined(load_file(path), self.state)
+            kept: Mapping[str, Any] = json.loads(_metadata(path)["kept"])
+            self.known = {
+                int(worker): Known(life=life, last=last)
+                for worker, (life, last) in kept["known"].items()
+            }
+            self.owes, self.told = set(kept["owes"]), kept["told"]
+            n_applied, self._n_journals = kept["applied"], kept["journal"]
+        self._list = AppliedList(self.folder / f"applied-{self._number}.bin", n_applied)
+        self._journal = self._open(self._n_journals, new=not self.life)
+        self._again = True
+        for letter in self._journal.letters():
+            known = self._begun(letter.source, letter.life)
+            if letter.kind is Kind.PUSH:
+                known.last = letter.number
+                self._deal(letter)
+            else:
+                self._notice(letter)
+        self._again = False
+        if self.life:
+            self.state = self._answers.forgotten(self.state, self.life)
+            for known in self.known.values():
+                known.sent = None
 
 
 def _told(record: Record) -> bytes:

@@ -1,4 +1,4 @@
-"""A worker: plays its part of the algorithm, and keeps its pushes until a snapshot holds them."""
+"""A worker: plays its part of the algorithm, and keeps its pushes until servers have them."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Over(Exception):
 
 @dataclass(kw_only=True)
 class _Way:
-    """To one server: pushes that no snapshot holds, the number of the last, the last answered.
+    """To one server: pushes that it may not have, the number of the last, the last answered.
 
     `greets` says that it was sent no push yet, but a HELLO.
     """

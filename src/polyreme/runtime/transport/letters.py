@@ -47,7 +47,7 @@ class Kind(IntEnum):
 class Letter(NamedTuple):
     """A letter. `life` counts how often its sender was begun; `covered` is of answers.
 
-    `covered` is the last push of the receiver that a snapshot of the server holds; with home it
+    `covered` is the last push of the receiver that the server has written down; with home it
     counts what home asked, so that answers to something earlier are told apart.
     """
 
