@@ -366,3 +366,15 @@ def test_what_has_no_labels_takes_nothing_from_the_memory_of_a_feedback() -> Non
     before = post.params
     post.arrive(0)
     assert torch.equal(post.params, before)
+
+
+def test_the_memory_of_what_has_the_rate_in_it_is_of_steps_already() -> None:
+    """At a rate that falls, what is left over of a step is not scaled again."""
+    found = []
+    for rate in ("inside", "outside"):
+        more = {"compress": TopK(ratio=0.25), "feedback": ErrorFeedback(rate=rate)}
+        post = Post(
+            _of(OrLoMo(local_steps=3), **more), _gradient, _start(), 3, lr=lambda s: 0.1 / (1 + s)
+        )
+        found.append(post.order([0, 1, 1, 2] * 10).params)
+    assert torch.equal(*found)

@@ -40,6 +40,7 @@ class OrLoMo(ServedMomentum, frozen=True, kw_only=True, tag="OrLoMo", tag_field=
     """
 
     n_pushed: ClassVar[int] = 2
+    pushes_steps: ClassVar[bool] = True
     beside: ClassVar[tuple[str, ...]] = ("momentum",)
     local_steps: Annotated[int, msgspec.Meta(ge=1)] = 8
 

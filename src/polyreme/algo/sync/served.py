@@ -147,7 +147,7 @@ class Served(ServedKind, frozen=True, kw_only=True):
                     return after
         work = yield from self.work(algorithm, state, me)
         form, kept = self.form(algorithm), dict(state["exchange"])
-        lr = 1.0 if self.steps_at_worker else self.rate(state, me)  # a step has its rate in it
+        lr = 1.0 if self.pushes_steps or self.steps_at_worker else self.rate(state, me)
         turn = Turn(step=state["pushes"], lr=lr)
         if work.counts:
             packets: list[list[Packet]] = [[] for _ in range(self.servers)]

@@ -51,6 +51,8 @@ class ServedKind(SyncKind, frozen=True, kw_only=True):
     """Whether the momentum is the sync's, so that the rule must have none and be SGD."""
     steps_at_worker: ClassVar[bool] = False
     """Whether the rule is played by workers, each with a state of its own, and not by servers."""
+    pushes_steps: ClassVar[bool] = False
+    """Whether what is pushed has the learning rate in it; it has where workers play the rule."""
     decays_at_worker: ClassVar[bool] = False
     """Whether weight decay as that of a penalty is in what is pushed; momentum's always is."""
     one_server: ClassVar[str] = ""
