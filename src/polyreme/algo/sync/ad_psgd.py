@@ -45,6 +45,7 @@ class ADPSGD(Kept, frozen=True, kw_only=True, tag="ADPSGD", tag_field="kind"):
     def begun(self, state: State, me: Worker) -> Program[State]:
         """An active keeper asks."""
         others = partners(self.graph, me.n)[me.rank - me.n]
+        others = tuple(other for other in others if state["present"][str(other)])
         if state["asks"] or not others:
             return state
         numbers = (_ASKS, state["progress"])
