@@ -6,22 +6,28 @@ import os
 import signal
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from queue import Empty
 
 import torch
+from safetensors.torch import load
 
 from polyreme.algo.compose import DataParallel
 from polyreme.algo.effects import Computed
+from polyreme.algo.sync.peers import Peers
 from polyreme.algo.vector import Layout
-from polyreme.runtime.served.home import Home
+from polyreme.runtime.served.among import counts
+from polyreme.runtime.served.home import Home, loaded
 from polyreme.runtime.served.nursery import Nursery
+from polyreme.runtime.served.peer import Peer
 from polyreme.runtime.served.server import Server
 from polyreme.runtime.served.worker import Player
-from polyreme.runtime.transport.local import Address
+from polyreme.runtime.transport.letters import Kind, Letter
+from polyreme.runtime.transport.local import HOME, Address
 from served import team
 
 START = torch.linspace(-1, 1, 12, dtype=torch.float64)
@@ -51,6 +57,27 @@ def be(
     players = team(algorithm, Layout.of({"w": (12,)}), n, lr=lr)
     sync, me = algorithm.sync, players[rank]
     state = sync.init(algorithm, START.clone(), me)
+
+    def found(params: torch.Tensor, batch: int) -> Computed:
+        time.sleep(pause_s * (1 + rank % 3))
+        return Computed(gradient=gradient(rank, batch, params), loss=0.0, weight=1.0, n_samples=1)
+
+    if isinstance(sync, Peers):
+        if rank < n and life:
+            state = sync.anew({**state, "step": step + 1})
+        Peer(
+            sync=sync,
+            algorithm=algorithm,
+            me=me,
+            state=state,
+            gradients=found,
+            buffers=tuple,
+            address=address,
+            folder=folder,
+            life=life,
+            snapshot_s=snapshot_s,
+        ).play()
+        return
     if rank >= n:
         Server(
             sync=sync,
@@ -66,10 +93,6 @@ def be(
     if life:
         step += sync.per_push
         state = sync.anew({**state, "step": step, "pushes": step // sync.per_push})
-
-    def found(params: torch.Tensor, batch: int) -> Computed:
-        time.sleep(pause_s * (1 + rank % 3))
-        return Computed(gradient=gradient(rank, batch, params), loss=0.0, weight=1.0, n_samples=1)
 
     Player(
         sync=sync,
@@ -103,6 +126,38 @@ class Members:
                 rows.append(self.home.told.get())
             time.sleep(0.005)
         return rows
+
+    def until(self, worker: int) -> None:
+        """Until a push of that worker comes."""
+        while int(self.pushed(1)[0][0]) != worker:
+            pass
+
+    def rested(self) -> dict[int, Mapping[str, torch.Tensor]]:
+        """States of all, between rounds, once nothing is under way."""
+        before, asked, end_s = dict[int, dict[str, int]](), 0, time.monotonic() + 60
+        while time.monotonic() < end_s:
+            asked += 1
+            for rank in self.home.members:
+                self.home.send(rank, Letter(Kind.REST, HOME, 0, 0, asked))
+            told: dict[int, Mapping[str, torch.Tensor]] = {}
+            turn_s = time.monotonic() + 1.0  # who has just begun is asked again
+            while len(told) < len(self.home.members) and time.monotonic() < turn_s:
+                self.home.check()
+                with suppress(Empty):
+                    letter = self.home.here.get(timeout=0.05)
+                    if letter.covered == asked:
+                        told[letter.source] = loaded(letter)
+            if len(told) == len(self.home.members) and before == counts(told):
+                return told
+            before = counts(told)
+        raise AssertionError("they do not come to rest")
+
+    def model(self, rank: int) -> torch.Tensor:
+        """What a worker or keeper has for a model now."""
+        self.home.send(rank, Letter(Kind.SEND, HOME, 0, 0, 7))
+        state = load(bytes(self.home.here.get(timeout=30).body))
+        weight = state.get("worker/0/weight", torch.tensor(1.0))
+        return state["worker/0/params"] / weight
 
     def kill(self, rank: int, number: int = signal.SIGKILL) -> None:
         """Send a member a signal, if it is there."""

@@ -66,6 +66,7 @@ class PartialReduce(Peers, frozen=True, kw_only=True, tag="PartialReduce", tag_f
         warmup: Groups at the start that all workers are in.
     """
 
+    remembers: ClassVar[bool] = True
     promise: ClassVar[str] = "nobody waits for all, groups connect all"
 
     group_size: Annotated[int, msgspec.Meta(ge=2)] | None = None

@@ -26,6 +26,8 @@ class Peers(SyncKind, frozen=True, kw_only=True):
     """
 
     in_step: ClassVar[bool] = False
+    remembers: ClassVar[bool] = False
+    """Whether a server is written down after each message, which must be little then."""
     promise: ClassVar[str] = "nobody waits for another"
     """What is special about it."""
 
@@ -36,6 +38,10 @@ class Peers(SyncKind, frozen=True, kw_only=True):
     def anew(self, state: State) -> State:
         """The state of a worker that comes, or comes back, and has no model: it asks for one."""
         return {**state, "awaits": False, "new": True}
+
+    def again(self, state: State) -> State:
+        """A server's state when it, or another, was begun anew, and is what it was before."""
+        return state
 
     def models_of(self, n: int) -> range:
         """Players whose states have the models that are evaluated: workers."""

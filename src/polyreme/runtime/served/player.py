@@ -8,6 +8,7 @@ from pathlib import Path
 from safetensors.torch import load_file
 
 from ...algo.sync.kind import State
+from ...algo.sync.peers import Peers
 from ...algo.sync.served import Served
 from ...data.order import arrange
 from .. import own
@@ -17,6 +18,7 @@ from ..making import alone, apply, grid_for
 from ..mesh import World
 from ..transport.local import Address
 from ..workers import Team
+from .peer import Peer
 from .server import Server
 from .worker import Player
 
@@ -32,12 +34,29 @@ def play(
     """
     n = grid_for(job.plan).replica
     sync = job.algorithm.sync
-    assert isinstance(sync, Served)
+    assert isinstance(sync, Served | Peers)
     team = _team(job, world, n, (rank if rank < n else 0,))
     state: State = team.begun()[rank]
     begun = address.folder / f"state-{rank}.safetensors"
     if begun.exists():
         state = own.joined(load_file(begun), state)
+    gradients = team.gradients
+    if isinstance(sync, Peers):
+        if rank < n and life:
+            state = sync.anew({**state, "step": step + 1})  # what it had begun may have come
+        Peer(
+            sync=sync,
+            algorithm=job.algorithm,
+            me=(team.workers | team.servers)[rank],
+            state=state,
+            gradients=lambda params, batch: gradients(rank, params, batch),
+            buffers=lambda: gradients.buffers[rank] if rank < n else (),
+            address=address,
+            folder=folder,
+            life=life,
+            snapshot_s=SNAPSHOT_S,
+        ).play()
+        return
     if rank >= n:
         Server(
             sync=sync,
@@ -53,7 +72,6 @@ def play(
     if life:
         step += sync.per_push  # the one that it had begun may have come
         state = sync.anew({**state, "step": step, "pushes": step // sync.per_push})
-    gradients = team.gradients
     Player(
         sync=sync,
         algorithm=job.algorithm,

@@ -241,7 +241,7 @@ class Server:
         if not self.life or not path.exists():
             return
         self.state = own.joined(load_file(path), self.state)
-        kept: Mapping[str, Any] = json.loads(_metadata(path)["kept"])
+        kept: Mapping[str, Any] = json.loads(metadata(path)["kept"])
         self.known = {
             int(worker): _Known(life=life, last=last, covered=last)
             for worker, (life, last) in kept["known"].items()
@@ -259,7 +259,8 @@ def _tensor(body: bytes | memoryview) -> torch.Tensor:
     return torch.frombuffer(bytearray(body), dtype=torch.uint8)
 
 
-def _metadata(path: Path) -> dict[str, str]:
+def metadata(path: Path) -> dict[str, str]:
+    """What a safetensors file says beside its tensors."""
     from safetensors import safe_open
 
     with safe_open(path, "pt") as file:
