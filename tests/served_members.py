@@ -129,8 +129,14 @@ class Members:
 
     def until(self, worker: int) -> None:
         """Until a push of that worker comes."""
-        while int(self.pushed(1)[0][0]) != worker:
-            pass
+        end_s = time.monotonic() + 120
+        while all(int(row[0]) != worker for row in self.pushed(1)):
+            assert time.monotonic() < end_s, f"worker {worker} pushes nothing"
+
+    def all_push(self) -> None:
+        """Until each worker has pushed."""
+        for worker in range(self.home.n):
+            self.until(worker)
 
     def rested(self) -> dict[int, Mapping[str, torch.Tensor]]:
         """States of all, between rounds, once nothing is under way."""

@@ -40,10 +40,12 @@ def _of(sync) -> DataParallel:
 def test_the_messages_that_servers_took_in_their_order_give_the_same_bits(sync, tmp_path) -> None:
     algorithm = _of(sync)
     with members(algorithm, 3, tmp_path) as run:
-        run.pushed(40)
+        run.all_push()
+        run.pushed(30)
         there = run.rested()
     lists = [read_taken(tmp_path / f"taken-{at}.bin") for at in range(sync.n_servers(3))]
-    assert min(map(len, lists)) >= 10
+    assert min(map(len, lists)) >= 2
+    assert sum(map(len, lists)) >= 30
     steps = [int(there[rank]["worker/0/step"]) for rank in range(3)]
     played = Replayed(algorithm, gradient, START, 3, lists, steps, lr=0.05)
     for rank, state in enumerate(played.states):
@@ -66,11 +68,12 @@ def _came(folder: Path, n_servers: int) -> dict[tuple[int, int, int], list[int]]
 @each_kind
 def test_a_killed_worker_comes_back_and_others_do_not_wait(sync, tmp_path) -> None:
     with members(_of(sync), 3, tmp_path) as run:
-        run.pushed(20)
+        run.all_push()
         for _ in range(2):
             run.kill(1)
-            rows = run.pushed(40)
-            assert {int(row[0]) for row in rows} >= {0, 2}
+            run.until(0)
+            run.until(2)
+            run.pushed(30)
         run.until(1)
     for numbers in _came(tmp_path, sync.n_servers(3)).values():
         assert numbers == sorted(set(numbers))
@@ -79,7 +82,7 @@ def test_a_killed_worker_comes_back_and_others_do_not_wait(sync, tmp_path) -> No
 @pytest.mark.parametrize("sync", [PartialReduce(group_size=2), ADPSGD()])
 def test_a_stopped_worker_is_not_waited_for_longer_than_was_asked(sync, tmp_path) -> None:
     with members(_of(sync), 3, tmp_path, timeout_s=0.5) as run:
-        run.pushed(20)
+        run.all_push()
         run.kill(2, signal.SIGSTOP)
         run.pushed(20)
         rows = run.pushed(40)
@@ -91,12 +94,14 @@ def test_a_stopped_worker_is_not_waited_for_longer_than_was_asked(sync, tmp_path
 @pytest.mark.parametrize("sync", [PartialReduce(group_size=2), AsyncPushSum()])
 def test_a_killed_server_comes_back_and_all_go_on(sync, tmp_path) -> None:
     with members(_of(sync), 3, tmp_path) as run:
-        run.pushed(20)
+        run.all_push()
         for _ in range(2):
             run.kill(3)
             run.pushed(40)
-        for worker in range(3):
-            run.until(worker)
+        run.all_push()
+        there = run.rested()
+    if not sync.remembers:  # what workers were answered is what they asked
+        assert not any(there[rank]["unread"] for rank in range(3))
     if isinstance(sync, PartialReduce):  # it forgets nothing
         for numbers in _came(tmp_path, 1).values():
             assert numbers == list(range(1, len(numbers) + 1))
@@ -107,7 +112,7 @@ def _storm(sync, seed: int, n_moments: int, folder: Path) -> None:
     drawn = random.Random(seed)
     n = 4
     with members(_of(sync), n, folder, lr=0.02) as run:
-        run.pushed(20)
+        run.all_push()
         for _ in range(n_moments):
             time.sleep(drawn.uniform(0.0, 0.3))
             member = drawn.randrange(n + sync.n_servers(n))
@@ -119,9 +124,9 @@ def _storm(sync, seed: int, n_moments: int, folder: Path) -> None:
                 run.kill(member, signal.SIGCONT)
         while not run.home.told.empty():
             run.home.told.get()
-        run.pushed(600)
-        for worker in range(n):
-            run.until(worker)
+        run.pushed(600, limit_s=300)
+        for _ in range(4):
+            run.all_push()
             run.pushed(200)
         for rank in sync.models_of(n):
             model = run.model(rank)

@@ -144,7 +144,9 @@ class Home:
         if letter.life != member.life:
             return
         member.heard_s, member.silent = time.monotonic(), False
-        if letter.kind is Kind.TOLD and letter.number >= member.told:
+        if letter.kind is Kind.UP:
+            self._tell_again(letter.source)
+        elif letter.kind is Kind.TOLD and letter.number >= member.told:
             member.told = letter.number + 1  # a server that went back tells some again
             for row in TOLD.iter_unpack(letter.body):
                 self.told.put(row)
@@ -177,7 +179,7 @@ class Home:
         member.life, member.heard_s = member.life + 1, time.monotonic()
         if rank >= self.n:
             for other in self.members:
-                self._office.send(other, Letter(Kind.AGAIN, HOME, 0, rank, member.life))
+                self._tell_again(other)
         spent = self.spent.pop(rank, Spent())
         self.before[rank] = self.before.get(rank, Spent()).plus(spent)
         self._begin(rank, member.life, int(spent.step))
@@ -194,6 +196,11 @@ class Home:
                     "others go on without it\n"
                 )
                 self._tell_left(rank)
+
+    def _tell_again(self, to: int) -> None:
+        for server in self.servers:
+            if life := self.members[server].life:
+                self._office.send(to, Letter(Kind.AGAIN, HOME, 0, server, life))
 
     def _tell_left(self, worker: int) -> None:
         for server in self.servers:

@@ -168,9 +168,13 @@ class Peer:
 
     def _rest(self) -> None:
         """While home wants it."""
+        up_s = time.monotonic() + _UP_S
         while self._resting:
             self._here()
             self._hear(_LOOK_S)
+            if time.monotonic() > up_s:
+                self._send_home(Kind.UP)
+                up_s += _UP_S
 
     # Letters ------------------------------------------------------------------------------------
 
@@ -195,8 +199,7 @@ class Peer:
             case Kind.LEFT:
                 self._post.left(letter.number, letter.covered)
             case Kind.AGAIN if letter.number != self.me.rank:
-                self._post.again(letter.number, letter.covered)
-                if self.sync.remembers:
+                if not self._post.again(letter.number, letter.covered) or self.sync.remembers:
                     return
                 if not self._is_worker:
                     self._others_again = True

@@ -127,7 +127,8 @@ class Post:
         if letter.life > self._link(source).life:
             self._begun_anew(source, letter.life)
         link = self._link(source)
-        if self._me.rank < n <= source and letter.covered != self._life:
+        to_a_life = source >= n or not self._is_sure(source)
+        if (self._me.rank < n) != (source < n) and to_a_life and letter.covered != self._life:
             return  # to one that is gone
         if self._is_sure(source) and letter.number != link.came + 1:
             return  # twice, or too early: it is said again
@@ -145,10 +146,13 @@ class Post:
         self._links[worker].left = life
         self._inbox.append(Mail(worker, 0, to_bytes(self._sync.gone()).numpy().tobytes(), life))
 
-    def again(self, server: int, life: int) -> None:
-        """Home says that a server was begun anew."""
-        self._begun_anew(server, max(life, self._link(server).life))
+    def again(self, server: int, life: int) -> bool:
+        """Home says that a server was begun anew; whether that is news."""
+        is_news = life > self._link(server).life
+        if is_news:
+            self._begun_anew(server, life)
         self.repeat(server)
+        return is_news
 
     def repeat(self, to: int | None = None) -> None:
         """Say again what is not known to have come."""
@@ -160,6 +164,8 @@ class Post:
         link = self._link(other)
         if other >= self._me.n:
             link.life = life
+            if not self._is_sure(other):  # what it said is forgotten there
+                self._inbox = deque(mail for mail in self._inbox if mail.source != other)
             return
         if link.left < link.life:
             self.left(other, link.life)
@@ -168,10 +174,8 @@ class Post:
     def _post(self, to: int, number: int, tag: int, body: bytes | memoryview) -> None:
         n, link = self._me.n, self._links[to]
         covered = tag
-        if self._me.rank >= n:
-            covered = link.life
-        elif to >= n:
-            covered = link.came
+        if self._me.rank >= n or to >= n:
+            covered = link.came if self._me.rank < n and self._is_sure(to) else link.life
         self._boxes.send(to, Letter(Kind.SAID, self._me.rank, self._life, number, covered, body))
 
     def _link(self, other: int) -> _Link:
@@ -190,9 +194,10 @@ class Post:
     # What is written down -----------------------------------------------------------------------
 
     def counts(self) -> dict[str, int]:
-        """Letters to and from each other player, of its last life and this one's."""
+        """Letters to and from each other player, of its last life and this one's; those unread."""
         found = {f"sent/{other}": link.sent for other, link in self._links.items()}
-        return found | {f"came/{other}": link.came for other, link in self._links.items()}
+        found |= {f"came/{other}": link.came for other, link in self._links.items()}
+        return found | {"unread": len(self._inbox)}
 
     def written(self) -> dict[str, Any]:
         """What a server that remembers must know to go on from here."""

@@ -53,8 +53,8 @@ class Letter(NamedTuple):
 
     `covered` is the last push of the receiver that a snapshot of the server holds; with home it
     counts what home asked, so that answers to something earlier are told apart. Of what players
-    say it is the tag between workers, how often a worker was begun that a server speaks to, and the
-    last letter that came from a server to a worker that speaks to it.
+    say it is the tag between workers, else how often the receiver was begun; or, from a worker to a
+    server that remembers, the last letter that came from there.
     """
 
     kind: Kind
