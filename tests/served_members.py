@@ -2,30 +2,33 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import tempfile
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from queue import Empty
+from typing import Any
 
 import torch
-from safetensors.torch import load
 
 from polyreme.algo.compose import DataParallel
-from polyreme.algo.effects import Computed
+from polyreme.algo.effects import Computed, Numbers
+from polyreme.algo.push import Push
+from polyreme.algo.rule import SGD
+from polyreme.algo.sync import Hogwild
 from polyreme.algo.sync.peers import Peers
 from polyreme.algo.vector import Layout
 from polyreme.runtime.served.among import counts
 from polyreme.runtime.served.home import Home, loaded
+from polyreme.runtime.served.memory import Memory, shared
 from polyreme.runtime.served.nursery import Nursery
 from polyreme.runtime.served.peer import Peer
-from polyreme.runtime.served.server import Server
-from polyreme.runtime.served.worker import Player
+from polyreme.runtime.served.shared import roles
 from polyreme.runtime.transport.letters import Kind, Letter
 from polyreme.runtime.transport.local import HOME, Address
 from served import team
@@ -78,9 +81,10 @@ def be(
             snapshot_s=snapshot_s,
         ).play()
         return
+    served = sync.init(algorithm, START.clone(), players[n])
+    work, serve = roles(sync, address, players[n], served)
     if rank >= n:
-        Server(
-            sync=sync,
+        serve(
             algorithm=algorithm,
             me=me,
             state=state,
@@ -94,8 +98,7 @@ def be(
         step += sync.per_push
         state = sync.anew({**state, "step": step, "pushes": step // sync.per_push})
 
-    Player(
-        sync=sync,
+    work(
         algorithm=algorithm,
         me=me,
         state=state,
@@ -114,6 +117,8 @@ class Members:
     nursery: Nursery
     address: Address
     folder: Path
+    left: dict[str, Any] = field(default_factory=dict)
+    """What the memory held once all had ended, where they shared one."""
 
     def pushed(self, count: int, limit_s: float = 60.0) -> list[tuple[float, ...]]:
         """What was told, once there are so many pushes."""
@@ -140,30 +145,46 @@ class Members:
 
     def rested(self) -> dict[int, Mapping[str, torch.Tensor]]:
         """States of all, between rounds, once nothing is under way."""
-        before, asked, end_s = dict[int, dict[str, int]](), 0, time.monotonic() + 60
-        while time.monotonic() < end_s:
-            asked += 1
-            for rank in self.home.members:
-                self.home.send(rank, Letter(Kind.REST, HOME, 0, 0, asked))
-            told: dict[int, Mapping[str, torch.Tensor]] = {}
-            turn_s = time.monotonic() + 1.0  # who has just begun is asked again
-            while len(told) < len(self.home.members) and time.monotonic() < turn_s:
-                self.home.check()
-                with suppress(Empty):
-                    letter = self.home.here.get(timeout=0.05)
-                    if letter.covered == asked:
-                        told[letter.source] = loaded(letter)
-            if len(told) == len(self.home.members) and before == counts(told):
+        before = dict[int, dict[str, int]]()
+        for asked in range(1, 1000):
+            letters = {rank: Letter(Kind.REST, HOME, covered=asked) for rank in self.home.members}
+            told = {rank: loaded(letter) for rank, letter in self._asked(letters, 60).items()}
+            if before == counts(told):
                 return told
             before = counts(told)
         raise AssertionError("they do not come to rest")
 
     def model(self, rank: int) -> torch.Tensor:
         """What a worker or keeper has for a model now."""
-        self.home.send(rank, Letter(Kind.SEND, HOME, 0, 0, 7))
-        state = load(bytes(self.home.here.get(timeout=30).body))
+        state = loaded(self._asked({rank: Letter(Kind.SEND, HOME)}, 60)[rank])
         weight = state.get("worker/0/weight", torch.tensor(1.0))
         return state["worker/0/params"] / weight
+
+    def rest(self, limit_s: float = 60.0) -> None:
+        """Have workers stop between rounds, and the server hear of all that they did."""
+        asked = {rank: Letter(Kind.REST, HOME, covered=1) for rank in range(self.home.n)}
+        rested = self._asked(asked, limit_s)
+        lasts = [
+            [rank, self.home.members[rank].life, int(loaded(letter)[f"last/{self.home.n}"])]
+            for rank, letter in rested.items()
+        ]
+        body = json.dumps(lasts).encode()
+        self._asked({self.home.n: Letter(Kind.SEND, HOME, 0, 1, 2, body)}, limit_s)
+
+    def _asked(self, letters: dict[int, Letter], limit_s: float) -> dict[int, Letter]:
+        found: dict[int, Letter] = {}
+        end_s = time.monotonic() + limit_s
+        while len(found) < len(letters):
+            self.home.check()
+            assert time.monotonic() < end_s, f"{sorted(letters.keys() - found.keys())} are silent"
+            for rank in letters.keys() - found.keys():
+                self.home.send(rank, letters[rank])
+            time.sleep(0.1)
+            while not self.home.here.empty():
+                came = self.home.here.get()
+                if came.source in letters and came.covered == letters[came.source].covered:
+                    found[came.source] = came
+        return found
 
     def kill(self, rank: int, number: int = signal.SIGKILL) -> None:
         """Send a member a signal, if it is there."""
@@ -184,9 +205,16 @@ def members(
     timeout_s: float = 30.0,
 ) -> Iterator[Members]:
     """Workers and servers of an algorithm, ended at the end."""
-    with tempfile.TemporaryDirectory(prefix="polyreme-") as sockets:
-        address = Address(folder=Path(sockets), token=os.urandom(16))
-        with Nursery(("torch", "served_members"), Path(sockets)) as nursery:
+    with tempfile.TemporaryDirectory(prefix="polyreme-") as sockets, ExitStack() as stack:
+        files: tuple[int, ...] = ()
+        if algorithm.sync.in_memory:
+            me = team(algorithm, Layout.of({"w": (12,)}), n)[n]
+            state = algorithm.sync.init(algorithm, START.clone(), me)
+            files = (stack.enter_context(shared(state, n)),)
+        address = Address(
+            folder=Path(sockets), token=os.urandom(16), memory=next(iter(files), None)
+        )
+        with Nursery(("torch", "served_members"), Path(sockets), files=files) as nursery:
             entry = partial(be, algorithm, n, lr, pause_s)
 
             def begin(rank: int, life: int, step: int) -> None:
@@ -200,7 +228,27 @@ def members(
                 begin=begin,
                 timeout_s=timeout_s,
             )
+            run = Members(home=home, nursery=nursery, address=address, folder=folder)
             try:
-                yield Members(home=home, nursery=nursery, address=address, folder=folder)
+                yield run
             finally:
                 home.close()
+        for file in files:
+            run.left.update(Memory(file, state, n).state())
+
+
+def hammer(sync: Hogwild, file: int, n: int, rank: int, count: int, size: int) -> None:
+    """Take 1 off every n-th entry of a memory so often, from the worker's number on."""
+    torch.set_num_threads(1)
+    algorithm = DataParallel(sync=sync, rule=SGD())
+    server = team(algorithm, Layout.of({"w": (size,)}), n, lr=1.0)[n]
+    start = torch.zeros(size, dtype=torch.float64)
+    memory = Memory(file, sync.init(algorithm, start, server), n)
+    found = start.clone()
+    found[rank::n] = 1.0
+    row = Numbers(0.0, 1.0, 1.0, 1.0)
+    for number in range(count):
+        push = Push(worker=rank, number=number, version=0, lr=1.0, vectors=(found,), rows=(row,))
+        memory.update(sync, algorithm, push, server)
+        while memory.state()["version"] < n:  # until all are there
+            time.sleep(0.001)

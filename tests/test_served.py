@@ -366,3 +366,16 @@ def test_what_has_no_labels_takes_nothing_from_the_memory_of_a_feedback() -> Non
     before = post.params
     post.arrive(0)
     assert torch.equal(post.params, before)
+
+
+@pytest.mark.parametrize("sync", [ASGD(), *MOMENTUM])
+def test_a_push_that_began_at_what_its_server_lost_counts_as_of_now(sync) -> None:
+    """None is put in a group that has yet to come, where it would count beta^-j."""
+    post = Post(_of(sync), _gradient, _start(), 3, lr=0.001).order([0, 1, 2])
+    kept, told = dict(post.server), 3 * sync.per_push
+    post.order([0, 1, 2] * 100)
+    post.states[3] = kept  # the snapshot that it goes back to
+    before = len(post.records)
+    post.order([0, 1, 2])
+    assert [record.delays for record in post.records[before:]] == [(0,)] * told
+    assert (post.params - kept["params"]).abs().max() < 0.1

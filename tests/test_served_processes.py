@@ -177,6 +177,43 @@ def test_letters_that_come_twice_or_too_early_or_from_an_earlier_life(tmp_path) 
     assert rows[["life", "number"]].tolist() == [(1, 0), (1, 1), (2, 0)]
 
 
+def test_pushes_of_workers_that_rest_are_asked_for_when_home_wants_the_state(tmp_path) -> None:
+    """A server that went back does not wait for those who wait for it, nor for an earlier life."""
+    algorithm, address = _of(ASGD()), Address(folder=tmp_path, token=b"a" * 16)
+    players = team(algorithm, Layout.of({"w": (12,)}), 2, lr=0.1)
+    server = Server(
+        sync=algorithm.sync,
+        algorithm=algorithm,
+        me=players[2],
+        state=algorithm.sync.init(algorithm, START.clone(), players[2]),
+        address=address,
+        folder=tmp_path,
+        life=0,
+        snapshot_s=60.0,
+    )
+    body = _push_body(algorithm, players[0])
+    with Office(address, HOME) as home:
+        thread = threading.Thread(target=server.play)
+        thread.start()
+        box = Boxes(address, 0, [2])
+        box.send(2, Letter(Kind.PUSH, 0, 0, 0, 0, body))
+        assert box.take(5.0).kind is Kind.ANSWER
+        assert home.take(5.0).kind is Kind.UP
+        assert home.take(5.0).kind is Kind.TOLD
+        for life, last in ((0, 1), (1, 0)):
+            home.send(2, Letter(Kind.SEND, HOME, 0, 1, 0, b"[[0, %d, %d]]" % (life, last)))
+            asked = box.take(5.0)
+            assert (asked.kind, asked.number) == (Kind.HAVE, last - 1)
+            assert home.take(0.2) is None
+            box.send(2, Letter(Kind.PUSH, 0, life, last, 0, body))
+            assert box.take(5.0).kind is Kind.ANSWER
+            assert {home.take(5.0).kind, home.take(5.0).kind} == {Kind.TOLD, Kind.HERE}
+        home.send(2, Letter(Kind.END, HOME))
+        thread.join(10)
+        assert not thread.is_alive()
+        box.close()
+
+
 def _push_body(algorithm: DataParallel, me) -> bytes:
     """A push as it travels: a worker's first round."""
     program = algorithm.sync.round(algorithm, algorithm.sync.init(algorithm, START.clone(), me), me)

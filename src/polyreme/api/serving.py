@@ -61,6 +61,15 @@ def _run(
     from .training import judged
 
     cluster, accelerator = here(spec, devices)
+    if spec.data_parallel.sync.in_memory and not accelerator.on_host:
+        rule = f"is memory of the host, which workers on {accelerator.name} have no part in"
+        violation = Violation(
+            path="data_parallel.sync.kind",
+            value=type(spec.data_parallel.sync).__name__,
+            rule=rule,
+            legal='"ASGD"',
+        )
+        raise ConfigError([violation])
     problem = pose(spec, machines=(cluster, accelerator), apart=True)
     start = starting.begin(resume, folder, uuid.uuid4().hex)
     if progress and steps.kept_profile(problem) is None:

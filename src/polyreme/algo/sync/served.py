@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated, ClassVar
 
 import msgspec
@@ -330,6 +330,8 @@ class Served(SyncKind, frozen=True, kw_only=True):
             source=ANY, kinds=form.kinds(me, exchange.name(state["params"]))
         )
         push = form.read(received)
+        if push.version > state["version"]:  # begun at what a server had before it went back
+            push = replace(push, version=state["version"])
         here = push.number != LEFT
         if state["present"][str(push.worker)] != here:
             state = {**state, "present": {**state["present"], str(push.worker): here}}

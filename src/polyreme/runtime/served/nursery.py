@@ -47,7 +47,7 @@ class Nursery:
     """Begins members; a context manager that ends all of them.
 
     `preload` are modules that members need, `warm` is a call that has what they need made before
-    they are forked; what it gives is forgotten.
+    they are forked; what it gives is forgotten. `files` are descriptors that members have too.
     """
 
     def __init__(
@@ -55,6 +55,7 @@ class Nursery:
         preload: Sequence[str],
         folder: Path,
         warm: tuple[Callable[..., Any], tuple[Any, ...]] | None = None,
+        files: Sequence[int] = (),
     ) -> None:
         self._folder = folder
         self._link, other = multiprocessing.Pipe()
@@ -64,7 +65,7 @@ class Nursery:
                     *(sys.executable, "-c", _START),
                     *(str(other.fileno()), json.dumps(sys.path), str(os.getpid())),
                 ],
-                pass_fds=[other.fileno()],
+                pass_fds=[other.fileno(), *files],
                 stdin=subprocess.DEVNULL,
             )
         self._link.send((tuple(preload), None if warm is None else pickle.dumps(warm)))

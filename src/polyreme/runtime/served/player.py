@@ -19,8 +19,7 @@ from ..mesh import World
 from ..transport.local import Address
 from ..workers import Team
 from .peer import Peer
-from .server import Server
-from .worker import Player
+from .shared import roles
 
 SNAPSHOT_S = 5.0
 
@@ -36,10 +35,11 @@ def play(
     sync = job.algorithm.sync
     assert isinstance(sync, Served | Peers)
     team = _team(job, world, n, (rank if rank < n else 0,))
-    state: State = team.begun()[rank]
-    begun = address.folder / f"state-{rank}.safetensors"
-    if begun.exists():
-        state = own.joined(load_file(begun), state)
+    begun = team.begun()
+    state: State = begun[rank]
+    left = address.folder / f"state-{rank}.safetensors"
+    if left.exists():
+        state = own.joined(load_file(left), state)
     gradients = team.gradients
     if isinstance(sync, Peers):
         if rank < n and life:
@@ -57,9 +57,9 @@ def play(
             snapshot_s=SNAPSHOT_S,
         ).play()
         return
+    work, serve = roles(sync, address, team.servers[n], begun[n])
     if rank >= n:
-        Server(
-            sync=sync,
+        serve(
             algorithm=job.algorithm,
             me=team.servers[rank],
             state=state,
@@ -72,8 +72,7 @@ def play(
     if life:
         step += sync.per_push  # the one that it had begun may have come
         state = sync.anew({**state, "step": step, "pushes": step // sync.per_push})
-    Player(
-        sync=sync,
+    work(
         algorithm=job.algorithm,
         me=team.workers[rank],
         state=state,

@@ -122,14 +122,14 @@ class Post:
         if letter is None or letter.kind is not Kind.SAID:
             return
         source, n = letter.source, self._me.n
+        to_a_life = source >= n or not self._is_sure(source)
+        if (self._me.rank < n) != (source < n) and to_a_life and letter.covered != self._life:
+            return  # to one that is gone, and says nothing of who is there
         if letter.life < self._link(source).life:
             return  # of one that is gone
         if letter.life > self._link(source).life:
             self._begun_anew(source, letter.life)
         link = self._link(source)
-        to_a_life = source >= n or not self._is_sure(source)
-        if (self._me.rank < n) != (source < n) and to_a_life and letter.covered != self._life:
-            return  # to one that is gone
         if self._is_sure(source) and letter.number != link.came + 1:
             return  # twice, or too early: it is said again
         link.came, link.left = letter.number, -1

@@ -6,6 +6,7 @@ import json
 import tempfile
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from queue import Empty, SimpleQueue
@@ -27,6 +28,7 @@ from ..transport.letters import TOKEN_BYTES, Kind, Letter
 from ..transport.local import HOME, Address
 from ..workers import Team, TeamState
 from .home import Home, loaded
+from .memory import shared
 from .nursery import Nursery
 
 if TYPE_CHECKING:
@@ -89,11 +91,22 @@ class Members:
             path.unlink()
         with tempfile.TemporaryDirectory(prefix="polyreme-", ignore_cleanup_errors=True) as name:
             folder = Path(name)
-            address = Address(folder=folder, token=token_bytes(TOKEN_BYTES))
             for rank, state in self._states.items() if first else ():
                 save_file(own.apart(state), folder / f"state-{rank}.safetensors")
-            with Nursery(self._preload, folder, self._warm) as nursery:
-                yield from self._played(nursery, address, first, stop)
+            with self._memory() as files:
+                token, memory = token_bytes(TOKEN_BYTES), files[0] if files else None
+                address = Address(folder=folder, token=token, memory=memory)
+                with Nursery(self._preload, folder, self._warm, files) as nursery:
+                    yield from self._played(nursery, address, first, stop)
+
+    @contextmanager
+    def _memory(self) -> Iterator[tuple[int, ...]]:
+        """The file that workers share, if they do."""
+        if not self._sync.in_memory:
+            yield ()
+            return
+        with shared(self._states[self._team.n], self._team.n) as file:
+            yield (file,)
 
     def _played(
         self, nursery: Nursery, address: Address, first: int, stop: int

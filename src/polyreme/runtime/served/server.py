@@ -30,7 +30,7 @@ TOLD = struct.Struct("<iqqd4d")
 
 
 @dataclass(kw_only=True)
-class _Known:
+class Known:
     """Of one worker: how often it was begun, its last push that came, the last in a snapshot."""
 
     life: int = 0
@@ -56,7 +56,7 @@ class Server:
     folder: Path
     life: int
     snapshot_s: float
-    known: dict[int, _Known] = field(default_factory=dict)
+    known: dict[int, Known] = field(default_factory=dict)
     owes: set[int] = field(default_factory=set)
     told: int = 0
     _wanted: Letter | None = None
@@ -95,12 +95,9 @@ class Server:
         worker = letter.source
         if not 0 <= worker < self.me.n:
             return
-        known = self.known.setdefault(worker, _Known())
+        known = self._begun(worker, letter.life)
         if letter.life < known.life:
             return  # of one that is gone
-        if letter.life > known.life:
-            known.life, known.last, known.covered = letter.life, -1, -1
-            self.owes.discard(worker)
         match letter.kind:
             case Kind.PUSH:
                 self._push(letter, known)
@@ -112,22 +109,34 @@ class Server:
                 self._ask(letter.number, worker, known)
         self._give()
 
-    def _push(self, letter: Letter, known: _Known) -> None:
+    def _begun(self, worker: int, life: int) -> Known:
+        """What is known of a worker, that was begun so often."""
+        known = self.known.setdefault(worker, Known())
+        if life > known.life:
+            known.life, known.last, known.covered = life, -1, -1
+            self.owes.discard(worker)
+        return known
+
+    def _push(self, letter: Letter, known: Known) -> None:
         if letter.number > known.last + 1:
             self._have(letter.source, known)
         elif letter.number <= known.last:
             self._ask(letter.number, letter.source, known)
         else:
             known.last = letter.number
-            self.owes.add(letter.source)
-            before = self.state["version"]
-            message = from_bytes(_tensor(letter.body), self._kinds)
-            version = int(message.packets[0].decode()[1])
-            self._play(message, letter.source)
-            if self.state["version"] > before:
-                self._list.add(letter.source, letter.life, letter.number, version)
+            self._deal(letter)
 
-    def _ask(self, number: int, worker: int, known: _Known) -> None:
+    def _deal(self, letter: Letter) -> None:
+        """A push that is the next of its worker."""
+        self.owes.add(letter.source)
+        before = self.state["version"]
+        message = from_bytes(_tensor(letter.body), self._kinds)
+        version = int(message.packets[0].decode()[1])
+        self._play(message, letter.source)
+        if self.state["version"] > before:
+            self._list.add(letter.source, letter.life, letter.number, version)
+
+    def _ask(self, number: int, worker: int, known: Known) -> None:
         """Where is the answer to that push?"""
         if known.last < number:
             self._have(worker, known)
@@ -136,12 +145,12 @@ class Server:
         elif worker not in self.owes:
             self._answer(worker, self.sync.reply(self.state, worker, self.me))
 
-    def _have(self, worker: int, known: _Known) -> None:
+    def _have(self, worker: int, known: Known) -> None:
         letter = Letter(Kind.HAVE, self.me.rank, self.life, known.last, known.covered)
         self._office.send(worker, letter)
 
     def _answer(self, worker: int, message: Message) -> None:
-        known = self.known.setdefault(worker, _Known())
+        known = self.known.setdefault(worker, Known())
         self.owes.discard(worker)
         body = to_bytes(message).numpy().data
         self._office.send(
@@ -151,29 +160,44 @@ class Server:
     def _asked(self, letter: Letter) -> None:
         """What home wants."""
         if letter.kind is Kind.LEFT:
-            self._play(
-                self.form.notice(LEFT, self.state["params"], self._number, self.me), letter.number
-            )
+            self._left(letter.number)
         elif letter.kind is Kind.SEND:
             self._wanted = letter
-            self._give()
+            for worker in self._give():  # who rests, and does not ask
+                self._have(worker, self.known[worker])
 
-    def _give(self) -> None:
-        """What home wants, once the pushes have come that it knows to be under way."""
+    def _left(self, worker: int) -> None:
+        """A worker is gone."""
+        self._play(self.form.notice(LEFT, self.state["params"], self._number, self.me), worker)
+
+    def _whole(self) -> State:
+        """What it keeps, now."""
+        return self.state
+
+    def _give(self) -> list[int]:
+        """What home wants, once the pushes have come that it knows to be under way.
+
+        Gives the workers whose pushes have not.
+        """
         letter = self._wanted
         if letter is None:
-            return
+            return []
         lasts: list[list[int]] = json.loads(bytes(letter.body) or b"[]")
+        behind = []
         for worker, life, last in lasts:
-            known = self.known.get(worker, _Known())
+            known = self._begun(worker, life)
             if known.life == life and known.last < last:
-                return
+                behind.append(worker)
+        if behind:
+            return behind
         self._wanted = None
-        whole = own.apart(self.state) if letter.number else {"params": self.state["params"]}
+        state = self._whole()
+        whole = own.apart(state) if letter.number else {"params": state["params"]}
         owed = {f"owes/{worker}": torch.tensor(True) for worker in self.owes}
         body = save(whole | owed)
         answer = Letter(Kind.HERE, self.me.rank, self.life, letter.number, letter.covered, body)
         self._home.send(HOME, answer)
+        return []
 
     # Rounds -------------------------------------------------------------------------------------
 
@@ -212,9 +236,12 @@ class Server:
                 assert isinstance(effect, SumShards), f"{effect} is none of a server"
                 answer = effect.partial
         if rows:
-            letter = Letter(Kind.TOLD, self.me.rank, self.life, self.told, 0, b"".join(rows))
-            self._home.send(HOME, letter)
-            self.told += 1
+            self._tell(b"".join(rows))
+
+    def _tell(self, rows: bytes) -> None:
+        """Tell home what came of a push."""
+        self._home.send(HOME, Letter(Kind.TOLD, self.me.rank, self.life, self.told, 0, rows))
+        self.told += 1
 
     # Snapshots ----------------------------------------------------------------------------------
 
@@ -228,7 +255,7 @@ class Server:
             "told": self.told,
             "applied": self._list.n_rows,
         }
-        save_file(own.apart(self.state), partial, {"kept": json.dumps(kept)})
+        save_file(own.apart(self._whole()), partial, {"kept": json.dumps(kept)})
         partial.replace(path)
         for known in self.known.values():
             known.covered = known.last
@@ -243,7 +270,7 @@ class Server:
         self.state = own.joined(load_file(path), self.state)
         kept: Mapping[str, Any] = json.loads(metadata(path)["kept"])
         self.known = {
-            int(worker): _Known(life=life, last=last, covered=last)
+            int(worker): Known(life=life, last=last, covered=last)
             for worker, (life, last) in kept["known"].items()
         }
         self.owes, self.told = set(kept["owes"]), kept["told"]

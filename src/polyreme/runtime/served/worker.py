@@ -80,8 +80,10 @@ class Player:
         self._send_home(Kind.UP)
         try:
             while True:
+                step = self.state["step"]
                 self._round()
-                self._did()
+                if self.state["step"] != step:  # not of an answer alone
+                    self._did()
                 self._listen()
         except Over:
             self._boxes.close(linger_s=1.0)
@@ -116,11 +118,15 @@ class Player:
             way.greets = True
             self._boxes.send(effect.to, Letter(Kind.HELLO, self.me.rank, self.life))
             return
+        self._post(effect.to, to_bytes(effect.message).numpy().data)
+
+    def _post(self, to: int, body: bytes | memoryview) -> None:
+        """Send a push, which is kept until a snapshot holds it."""
+        way = self._ways[to]
         way.last += 1
-        body = to_bytes(effect.message).numpy().data
-        self.sent_bytes += body.nbytes
+        self.sent_bytes += len(body)
         way.kept.append((way.last, body))
-        self._boxes.send(effect.to, Letter(Kind.PUSH, self.me.rank, self.life, way.last, 0, body))
+        self._boxes.send(to, Letter(Kind.PUSH, self.me.rank, self.life, way.last, 0, body))
 
     def _wait(self, effect: Recv) -> Received:
         """The answer of a server; what others send meanwhile is kept."""

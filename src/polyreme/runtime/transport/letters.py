@@ -15,7 +15,7 @@ class Kind(IntEnum):
     """What a letter is."""
 
     PUSH = 1
-    """Worker to server: its push of that number."""
+    """Worker to server: its push of that number; in shared memory what is to be known of it."""
     HELLO = 2
     """Worker to server: it is new, and has no parameters."""
     ANSWER = 3
@@ -29,7 +29,7 @@ class Kind(IntEnum):
     TOLD = 7
     """Server to home: what came of a push; `number` counts them."""
     DID = 8
-    """Worker to home: what a round took, and its buffers."""
+    """Worker to home: what a push took, and its buffers."""
     SEND = 9
     """Home to server: send the parameters, or with a number of 1 the whole state."""
     HERE = 10

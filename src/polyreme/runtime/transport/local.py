@@ -18,10 +18,14 @@ HOME = -1
 
 @dataclass(frozen=True, kw_only=True)
 class Address:
-    """Where the members of a run meet, and the token that their letters have."""
+    """Where the members of a run meet, and the token that their letters have.
+
+    `memory` is the file of what they share, if they do: a descriptor that all of them have.
+    """
 
     folder: Path
     token: bytes
+    memory: int | None = None
 
     def of(self, member: int) -> str:
         """Where a member takes letters: a server by its number, or home."""
