@@ -15,9 +15,14 @@ from polyreme.algo.compose import DataParallel
 from polyreme.algo.rule import SGD
 from polyreme.algo.sync import ADPSGD, AsyncPushSum, PartialReduce
 from polyreme.algo.topology.graph import Complete
+from polyreme.algo.vector import Layout
 from polyreme.runtime import own
 from polyreme.runtime.served.applied import read_taken
+from polyreme.runtime.served.post import Post
+from polyreme.runtime.transport.letters import Kind, Letter
+from polyreme.runtime.transport.local import Address, Boxes
 from replayed import Replayed
+from served import team
 from served_members import START, TARGET, gradient, members
 
 torch.set_num_threads(1)
@@ -141,3 +146,23 @@ def _storm(sync, seed: int, n_moments: int, folder: Path) -> None:
 @pytest.mark.parametrize("seed", [2, 3])
 def test_fifty_signals_at_random_moments_end_no_run(sync, seed: int, tmp_path) -> None:
     _storm(sync, seed, 50, tmp_path)
+
+
+def test_a_letter_to_an_earlier_life_does_not_hide_that_its_sender_was_begun_anew(tmp_path) -> None:
+    """A worker that did not notice asked a keeper of before, and waited for ever."""
+    algorithm, address = _of(ADPSGD()), Address(folder=tmp_path, token=b"a" * 16)
+    me, keeper = team(algorithm, Layout.of({"w": (12,)}), 2)[0], 2
+    post, box = Post(algorithm.sync, me, 1, address, lambda: None), Boxes(address, keeper, [0])
+    box.send(0, Letter(Kind.SAID, keeper, 2, 1, 0, b"to life 0"))
+    post.hear(5.0)
+    assert post.counts() == {"unread": 0}
+    assert post.again(keeper, 2)
+    box.send(0, Letter(Kind.SAID, keeper, 2, 2, 1, b"to life 1"))
+    post.hear(5.0)
+    assert post.counts()["unread"] == 1
+    assert not post.again(keeper, 2)
+    assert post.counts()["unread"] == 1
+    assert post.again(keeper, 3)  # it has forgotten what it said
+    assert post.counts()["unread"] == 0
+    box.close()
+    post.close(0.0)
