@@ -5,10 +5,10 @@ python benchmarks/activations.py
 The forward pass is the runtime's (`runtime/stage.py`) on a processor, in training mode, with real
 values. Counted are distinct storages that autograd keeps and that are no parameters or buffers;
 where layers are recomputed, what is alive while one of them is: inputs of it and of the layers
-before it, and what it saves itself, for the layer at which that is most. Predicted is the cause
-`activations` of a plan, from an assumed profile: for one device, and (plain passes of one
-microbatch) for the first of 2 and 4 tensor parts with whole and with split tokens, whose
-exchanges bring nothing. The loss is in neither.
+before it, and what it saves itself, for the layer at which that is most. Predicted are the
+`activations` of a plan in its backward pass, from an assumed profile: for one device, and (plain
+passes of one microbatch) for the first of 2 and 4 tensor parts with whole and with split tokens,
+whose exchanges bring nothing. The loss is in neither.
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ from polyreme.plan.ir import Precision, Workload
 from polyreme.planner.cost.memory import Memory
 from polyreme.planner.draft import Draft, Strategy
 from polyreme.profile.assume import assume
-from polyreme.profile.saved import compute_dtype
+from polyreme.profile.record import Profile
+from polyreme.profile.trace import compute_dtype
 from polyreme.runtime.apply.data import stays_wide
 from polyreme.runtime.apply.tensor import Tp, split
 from polyreme.runtime.stage import Body, Chunk, Slot, Stage
@@ -201,9 +202,11 @@ def _forward(
         stage(batch)
 
 
-def count(graph: LayerGraph, microbatch: int, precision: Precision) -> Counted:
-    """One forward pass: who saves what, and who is handed what."""
-    parts = _parts(graph, precision)
+def count(
+    graph: LayerGraph, microbatch: int, precision: Precision, tp: int = 1, *, sp: bool = False
+) -> Counted:
+    """One forward pass (of the first tensor part): who saves what, and who is handed what."""
+    parts = _parts(graph, precision, tp, sp=sp)
     heap = Heap(parts)
     saved: dict[str, set[int]] = {name: set() for name in parts}
     handed: dict[str, set[int]] = {name: set() for name in parts}
@@ -238,28 +241,15 @@ def kept_by_checkpoints(graph: LayerGraph, microbatch: int, precision: Precision
     return heap.size(kept)
 
 
-def kept_by_part(
-    graph: LayerGraph, microbatch: int, precision: Precision, tp: int, *, sp: bool
+def assumed(graph: LayerGraph, precision: Precision, n_devices: int = 1) -> Profile:
+    """The profile of processors that plans are made with."""
+    return assume(graph, parse(f"preset:{n_devices}xCPU", "cluster"), precision)
+
+
+def planned(
+    graph: LayerGraph, profile: Profile, precision: Precision, strategy: Strategy, microbatch: int
 ) -> int:
-    """Bytes that a forward pass of the first tensor part keeps."""
-    parts = _parts(graph, precision, tp, sp=sp)
-    heap = Heap(parts)
-    kept: set[int] = set()
-    bodies = {name: Body(module, recompute=False) for name, module in parts.items()}
-    _forward(graph, bodies, microbatch, precision, lambda tensor: heap.note(tensor, kept))
-    return heap.size(kept)
-
-
-def predicted(graph: LayerGraph, precision: Precision) -> Iterator[tuple[int, bool, int]]:
-    """Microbatch, whether layers are recomputed, and the plan's bytes of activations."""
-    for microbatch in MICROBATCHES:
-        for recompute in (False, True):
-            strategy = Strategy(recompute=recompute)
-            yield microbatch, recompute, _planned(graph, precision, strategy, microbatch)
-
-
-def _planned(graph: LayerGraph, precision: Precision, strategy: Strategy, microbatch: int) -> int:
-    profile = assume(graph, _cluster(), precision)
+    """A plan's bytes of activations, of a microbatch on the first device, in its backward pass."""
     workload = Workload(global_batch=1, seq_len=1, precision=precision, optimizer_states=2)
     draft = Draft(
         strategies={layer.name: strategy for layer in graph.layers},
@@ -268,34 +258,39 @@ def _planned(graph: LayerGraph, precision: Precision, strategy: Strategy, microb
         bucket_bytes=0,
         overlap=True,
     )
-    return Memory(graph, workload, strategy.tp).causes(draft, profile, 0)["activations"]
-
-
-def _cluster() -> Any:
-    return parse("preset:1xCPU", "cluster")
+    return max(Memory(graph, workload, strategy.tp).activations(draft, profile))
 
 
 def rows(family: str, precision: Precision) -> Iterator[tuple[int, bool, int, int]]:
     """Microbatch, whether layers are recomputed, bytes counted and predicted."""
     options, sample = FAMILIES[family]
     graph = options.graph(sample)
-    torch.manual_seed(0)
-    counted = {each: count(graph, each, precision) for each in MICROBATCHES}
-    for microbatch, recompute, bytes_predicted in predicted(graph, precision):
-        real = counted[microbatch]
-        yield microbatch, recompute, real.recomputed if recompute else real.plain, bytes_predicted
+    profile = assumed(graph, precision)
+    for microbatch in MICROBATCHES:
+        torch.manual_seed(0)
+        counted = count(graph, microbatch, precision)
+        for recompute in (False, True):
+            strategy = Strategy(recompute=recompute)
+            predicted = planned(graph, profile, precision, strategy, microbatch)
+            yield (
+                microbatch,
+                recompute,
+                counted.recomputed if recompute else counted.plain,
+                predicted,
+            )
 
 
 def rows_of_parts(family: str, precision: Precision) -> Iterator[tuple[int, bool, int, int]]:
     """Tensor parts, whether tokens are split, bytes counted and predicted of the first part."""
     options, sample = FAMILIES[family]
     graph = options.graph(sample)
+    profile = assumed(graph, precision, max(PARTS))
     for tp in sorted({*PARTS} & {*graph.tensor_degrees(max(PARTS))}):
         for sp in (False, True):
             torch.manual_seed(0)
-            counted = kept_by_part(graph, OF_PARTS, precision, tp, sp=sp)
+            counted = count(graph, OF_PARTS, precision, tp, sp=sp).plain
             strategy = Strategy(tp=tp, sp=sp)
-            yield tp, sp, counted, _planned(graph, precision, strategy, OF_PARTS)
+            yield tp, sp, counted, planned(graph, profile, precision, strategy, OF_PARTS)
 
 
 def main() -> None:
@@ -304,19 +299,19 @@ def main() -> None:
     print("family precision parts tokens_split counted predicted difference")
     for family in FAMILIES:
         for precision in ("fp32", "bf16"):
-            for tp, sp, counted, planned in rows_of_parts(family, precision):
+            for tp, sp, counted, predicted in rows_of_parts(family, precision):
                 print(
-                    f"{family} {precision} {tp} {'yes' if sp else 'no'} {counted} {planned} "
-                    f"{planned / counted - 1:+.2%}",
+                    f"{family} {precision} {tp} {'yes' if sp else 'no'} {counted} {predicted} "
+                    f"{predicted / counted - 1:+.2%}",
                     flush=True,
                 )
     print("family precision microbatch recompute counted predicted difference")
     for family in FAMILIES:
         for precision in ("fp32", "bf16"):
-            for microbatch, recompute, counted, planned in rows(family, precision):
+            for microbatch, recompute, counted, predicted in rows(family, precision):
                 print(
                     f"{family} {precision} {microbatch} {'yes' if recompute else 'no'} "
-                    f"{counted} {planned} {planned / counted - 1:+.2%}",
+                    f"{counted} {predicted} {predicted / counted - 1:+.2%}",
                     flush=True,
                 )
 

@@ -68,6 +68,32 @@ def apart(seed):
     )
 
 
+def laid_out(seed):
+    """Several strategies of each layout: tensors move between layouts alone, there and back unlike.
+
+    A layer makes more or less than another; some layers are alike, as blocks are.
+    """
+    rng = np.random.default_rng(50_000 + seed)
+    n_layers, _, n_stages = sizes(seed, 5)
+    n_strategies = int(rng.integers(2, 5))
+    plain = drawn(3 * seed + 1, n_layers, n_strategies, n_stages)
+    kinds = rng.integers(0, max(1, n_layers - 1), n_layers)
+    layouts = rng.integers(0, int(rng.integers(2, n_strategies + 1)), n_strategies)
+    there = rng.uniform(0, 1.5, (n_strategies, n_strategies)) * rng.integers(
+        0, 2, (1, n_strategies)
+    )
+    np.fill_diagonal(there, 0.0)
+    moved = there[layouts][:, layouts][None] * rng.uniform(0.2, 1.0, (max(n_layers - 1, 0), 1, 1))
+    crossing = rng.uniform(0.1, 0.6, n_strategies)[layouts][None, :, None]
+    return dataclasses.replace(
+        plain,
+        time=plain.time[:, kinds],
+        memory=plain.memory[:, kinds],
+        inside=moved,
+        between=moved + crossing,
+    )
+
+
 def with_holes(instance, seed):
     """The same with strategies that layers lack, on all stages or on some, or with stages fixed."""
     rng = np.random.default_rng(40_000 + seed)

@@ -138,7 +138,7 @@ class Scattered:
         self.life[rank] += 1
         start = torch.full_like(lost["params"], 1e6)  # nobody may be given it
         state = sync.init(self.algorithm, start, self.team[rank])
-        self.states[rank] = sync.anew({**state, "step": lost["step"] + 1})
+        self.states[rank] = sync.anew(self.algorithm, {**state, "step": lost["step"] + 1})
         self._begin(rank)
 
     def _begin(self, rank: int) -> None:

@@ -90,7 +90,7 @@ class Post:
     def come(self, worker: int) -> None:
         """One that was gone has something to push again: that it is there."""
         self.gone.discard(worker)
-        self.states[worker] = self.algorithm.sync.anew(self.states[worker])
+        self.states[worker] = self.algorithm.sync.anew(self.algorithm, self.states[worker])
         self._compute(worker)
 
     def _go_on(self) -> None:

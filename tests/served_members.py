@@ -67,7 +67,7 @@ def be(
 
     if isinstance(sync, Peers):
         if rank < n and life:
-            state = sync.anew({**state, "step": step + 1})
+            state = sync.anew(algorithm, {**state, "step": step + 1})
         Peer(
             sync=sync,
             algorithm=algorithm,
@@ -96,7 +96,8 @@ def be(
         return
     if life:
         step += sync.per_push
-        state = sync.anew({**state, "step": step, "pushes": step // sync.per_push})
+        counts = {"step": step, "pushes": step // sync.per_push}
+        state = sync.anew(algorithm, {**state, **counts})
 
     work(
         algorithm=algorithm,

@@ -6,6 +6,7 @@ import json
 import tomllib
 from pathlib import Path
 
+import msgspec
 import pytest
 import torch
 
@@ -109,6 +110,23 @@ def test_a_plan_for_another_model_is_one_sentence(tmp_path):
         pr.check(other, plan=tmp_path / "plan.json", devices=1)
     (violation,) = raised.value.violations
     assert violation.rule.startswith("was made for another graph")
+
+
+@pytest.mark.parametrize("made_for", [8, 32])
+def test_a_profile_measured_for_another_batch_is_refused_with_what_to_do(toy, made_for):
+    """One made for a larger batch was taken as if it had been made for this one."""
+    profile = pr.profile(SPEC, assume=True, devices=1)
+    assert pr.plan(SPEC, profile=profile, devices=1)  # assumed costs hold for any batch
+    measured = msgspec.structs.replace(profile, global_batch=made_for, assumed=False)
+    with pytest.raises(ConfigError) as raised:
+        pr.plan(SPEC, profile=measured, devices=1)
+    (violation,) = raised.value.violations
+    assert violation.path == "--profile"
+    assert violation.rule == f"batch: made for a global batch of {made_for}, wanted 16"
+    assert "measure again: polyreme profile" in violation.legal
+    assert "--assume" in violation.legal
+    same = msgspec.structs.replace(measured, global_batch=16)
+    assert not pr.plan(SPEC, profile=same, devices=1)[0].assumed
 
 
 @pytest.mark.parametrize("n_devices", [1, 2, 3])

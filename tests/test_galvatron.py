@@ -264,7 +264,7 @@ def test_what_moves_between_unlike_layouts_takes_time(tmp_path):
     assert there == pytest.approx(fit.collective_s("all_gather", 2, whole / 2, 1))
     assert back == 0
     assert cost.moved_s(pairs, apart, 0, 8, 1) == (0, there)
-    split = replace(pairs, sp=True)
-    each = fit.collective_s("all_gather", 2, whole / 2, 1)
+    split = replace(pairs, sp=True)  # of its samples each gives half of the tokens, for as many
+    each = fit.collective_s("all_gather", 2, whole / 4, 1)
     assert cost.moved_s(apart, split, 0, 8, 1) == (each, each)
     assert cost.moved_s(split, split, 0, 8, 1) == (0, 0)

@@ -23,6 +23,8 @@ from polyreme.planner.hybrid import spaces
 from polyreme.planner.outline import outlines
 from polyreme.planner.prices import Prices
 from polyreme.planner.search import price, search
+from polyreme.planner.solve.exact import exact
+from polyreme.planner.sweep import Sweep
 from polyreme.planner.unlike import unlike_spaces
 from polyreme.profile.record import CollectiveTimes, LayerTimes, Profile
 
@@ -241,3 +243,23 @@ def test_such_a_plan_is_explained_from_its_file(tmp_path):
     assert "not executable yet" in (tmp_path / "plan.html").read_text()
     assert json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
     assert store.load(path) == plans[0]
+
+
+def test_when_time_is_over_and_a_plan_is_known_no_unlike_one_is_looked_for():
+    """Nothing was found among them yet: that is no reason to go on."""
+    prices = Prices(GRAPH, cluster(4), _profile(), workload(16))
+    offered = list(spaces(GRAPH, cluster(4), workload(16), UNLIKE))
+    sweep = Sweep((space, prices.unlike) for space in unlike_spaces(offered))
+    solved = []
+
+    def solve(instance, **limits):
+        solved.append(instance)
+        return exact(instance, **limits)
+
+    late = sweep(solve, end_s=0.0, below=1e9)
+    assert not solved
+    assert (late.found, late.whole) == ((), False)
+    assert late.bound_s < 1e9
+    first = sweep(solve, end_s=0.0)
+    assert len(first.found) == 1
+    assert solved

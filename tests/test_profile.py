@@ -243,7 +243,7 @@ def test_a_valid_profile_is_reused_and_a_stale_one_says_what_differs(tmp_path: P
         "torch: made with 2, this is 3"
     ]
     assert len(valid(profile, "cluster:b", 8, "other", {})) == 4
-    save(profile, cache_path(tmp_path, "aa"))
+    save(profile, cache_path(tmp_path, "aa", 8))
     assert cached(tmp_path, *good) == profile
     assert cached(tmp_path, "aa", 8, "4 x CPU", good[3]) is None
     assert cached(tmp_path, "graph:b", *good[1:]) is None
@@ -272,18 +272,27 @@ def test_what_differs_between_inputs_is_named() -> None:
     assert valid(made, inputs_hash(graph, cluster, "bf16"), *rest) == []
 
 
-def test_a_profile_for_a_smaller_batch_is_refused_and_one_for_a_larger_has_all(
-    tmp_path: Path,
-) -> None:
-    """Its largest microbatches were never run: their times would be guessed."""
+def test_a_profile_for_another_batch_is_refused_whichever_is_larger(tmp_path: Path) -> None:
+    """One for a larger batch taken as one for a smaller; of two kept ones, one lost."""
     made = msgspec.structs.replace(profile_of(inputs_hash="graph:a"), global_batch=8)
     rest = (made.hardware, made.versions)
-    (reason,) = valid(made, "graph:a", 16, *rest)
-    assert reason.startswith("batch: made for a global batch of 8, wanted 16")
-    assert valid(made, "graph:a", 8, *rest) == valid(made, "graph:a", 4, *rest) == []
-    save(made, cache_path(tmp_path, "graph:a"))
-    assert cached(tmp_path, "graph:a", 4, *rest) == made
-    assert cached(tmp_path, "graph:a", 9, *rest) is None
+    for wanted in (1, 4, 7, 9, 16):
+        (reason,) = valid(made, "graph:a", wanted, *rest)
+        assert reason == f"batch: made for a global batch of 8, wanted {wanted}"
+    assert valid(made, "graph:a", 8, *rest) == []
+    other = msgspec.structs.replace(made, global_batch=4)
+    for each in (made, other):
+        save(each, cache_path(tmp_path, "graph:a", each.global_batch))
+    assert [cached(tmp_path, "graph:a", batch, *rest) for batch in (8, 4)] == [made, other]
+    assert cached(tmp_path, "graph:a", 2, *rest) is None
+    save(made, cache_path(tmp_path, "graph:a", 2))  # a file that was moved
+    assert cached(tmp_path, "graph:a", 2, *rest) is None
+
+
+def test_a_profile_that_names_no_batch_holds_for_any() -> None:
+    made = profile_of(inputs_hash="graph:a")
+    assert made.global_batch is None
+    assert valid(made, "graph:a", 3, made.hardware, made.versions) == []
 
 
 def test_a_missing_entry_is_named() -> None:

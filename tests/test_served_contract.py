@@ -44,13 +44,17 @@ def _start(n: int = 12) -> torch.Tensor:
 
 
 def _packed(sync) -> DataParallel:
-    """With compression, unless the member refuses it: then each says so, and of both parts."""
-    packed = _of(sync, compress=TopK(ratio=0.3), feedback=ErrorFeedback())
-    refused = [each.path for each in packed.check()]
-    if not refused:
-        return packed
-    assert sorted(refused) == ["data_parallel.compress.kind", "data_parallel.feedback.kind"]
-    return _of(sync)
+    """With compression of all that travels, unless the member refuses it: then each says so."""
+    pushes: dict[str, Any] = {"compress": TopK(ratio=0.3), "feedback": ErrorFeedback()}
+    refused = [each.path for each in _of(sync, **pushes).check()]
+    if refused:
+        assert sorted(refused) == ["data_parallel.compress.kind", "data_parallel.feedback.kind"]
+        pushes = {}
+    back: dict[str, Any] = {"compress_back": TopK(ratio=0.3)}
+    if refused := [each.path for each in _of(sync, **back).check()]:
+        assert refused == ["data_parallel.compress_back.kind"]
+        back = {}
+    return _of(sync, **pushes, **back)
 
 
 def _forms(state: Any) -> Any:
@@ -122,7 +126,7 @@ def test_one_worker_and_short_vectors_are_trained(sync, n_entries: int, dtype) -
 
 @each_member
 def test_what_was_drained_goes_on_from_states_alone(sync) -> None:
-    algorithm = _of(sync)
+    algorithm = _packed(sync)
     first = _play(algorithm)
     first.play(3 * sync.per_push)
     first.drain()

@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from polyreme.algo.compose import DataParallel
+from polyreme.algo.compress import Dense, TopK
 from polyreme.algo.effects import Computed
 from polyreme.algo.packet import to_bytes
 from polyreme.algo.rule import SGD
@@ -100,11 +101,20 @@ def test_a_killed_server_has_all_that_was_pushed_once_it_is_back(servers: int, t
     _whole(tmp_path, servers)
 
 
-def _storm(seed: int, n_moments: int, folder: Path) -> None:
+STORMY = [
+    DataParallel(rule=SGD(), sync=OrMo(servers=2, momentum=0.5, ahead=ahead), compress_back=back)
+    for ahead, back in ((0, Dense()), (1, Dense()), (0, TopK(ratio=0.34)), (1, TopK(ratio=0.34)))
+]
+each_stormy = pytest.mark.parametrize(
+    "algorithm", STORMY, ids=lambda a: f"{a.sync.ahead}-{type(a.compress_back).__name__}"
+)
+
+
+def _storm(algorithm: DataParallel, seed: int, n_moments: int, folder: Path) -> None:
     """Signals to workers and servers at random moments, while training goes on."""
     drawn = random.Random(seed)
     n, servers = 3, 2
-    with members(_of(OrMo(servers=servers, momentum=0.5)), n, folder, lr=0.02) as run:
+    with members(algorithm, n, folder, lr=0.02) as run:
         run.pushed(20)
         for _ in range(n_moments):
             time.sleep(drawn.uniform(0.0, 0.15))
@@ -124,14 +134,16 @@ def _storm(seed: int, n_moments: int, folder: Path) -> None:
         assert (_snapshot(folder, server) - piece).norm() < 0.1
 
 
-def test_signals_at_random_moments_lose_nothing(tmp_path) -> None:
-    _storm(1, 8, tmp_path)
+@each_stormy
+def test_signals_at_random_moments_lose_nothing(algorithm, tmp_path) -> None:
+    _storm(algorithm, 1, 8, tmp_path)
 
 
 @pytest.mark.long
+@each_stormy
 @pytest.mark.parametrize("seed", range(2, 8))
-def test_fifty_signals_at_random_moments_lose_nothing(seed: int, tmp_path) -> None:
-    _storm(seed, 50, tmp_path)
+def test_fifty_signals_at_random_moments_lose_nothing(algorithm, seed: int, tmp_path) -> None:
+    _storm(algorithm, seed, 50, tmp_path)
 
 
 def test_letters_that_come_twice_or_too_early_or_from_an_earlier_life(tmp_path) -> None:

@@ -7,9 +7,10 @@ import dataclasses
 import numpy as np
 import pytest
 
-from instances import apart, brute_force_s, drawn, sizes, with_holes
+from instances import apart, brute_force_s, drawn, laid_out, sizes, with_holes
 from polyreme import api
 from polyreme.planner.solve import segments
+from polyreme.planner.solve.chain import onward
 from polyreme.planner.solve.exact import exact
 from polyreme.planner.solve.grid import grid
 from polyreme.planner.solve.known import SOLVERS
@@ -55,6 +56,30 @@ def test_stages_solved_one_by_one_are_what_brute_force_finds(seed, monkeypatch):
             assert again == pytest.approx(each.objective_s, rel=1e-9)
     by_hand = grid(instance)
     assert by_hand.objective_s >= found.objective_s * (1 - 1e-9)
+
+
+@pytest.mark.parametrize("seed", range(200))
+@pytest.mark.slice(40)
+def test_exact_finds_what_brute_force_finds_where_strategies_share_layouts(seed):
+    plain = laid_out(seed)
+    instance = with_holes(plain, seed) if seed % 2 else plain
+    found = exact(instance)
+    assert found.proved
+    assert found.objective_s == pytest.approx(brute_force_s(instance), rel=1e-9)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_step_onward_is_the_least_over_all_pairs_of_strategies(seed):
+    rng = np.random.default_rng(seed)
+    n = int(rng.integers(1, 40))
+    layouts = rng.integers(0, int(rng.integers(1, n + 1)), n)
+    moved = rng.uniform(0, 1, (n, n))[layouts][:, layouts if seed % 2 else np.arange(n)]
+    took = np.where(rng.random((5, 3, n)) < 0.1, np.inf, rng.uniform(0, 2, (5, 3, n)))
+    least, before = onward(took, moved)
+    every = took[..., :, None] + moved
+    assert (least == every.min(axis=-2)).all()
+    chosen = np.take_along_axis(every, before[..., None, :], axis=-2)[..., 0, :]
+    assert (chosen == least).all()
 
 
 @pytest.mark.parametrize("solve", [exact, grid])

@@ -17,6 +17,7 @@ from .feedback.none import NoFeedback
 from .rule import Rule
 from .rule.adamw import AdamW
 from .sync import EveryStep, Sync
+from .sync.served import Served
 from .topology import AllReduce, Topology
 
 _PASSING = 5  # of a round: parameters, what is sent, what was seen of it, its mean, the step
@@ -30,6 +31,10 @@ class DataParallel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         sync: When replicas exchange.
         topology: With whom they exchange.
         compress: In what form.
+        compress_back: In what form servers answer workers that do not wait for each other. A
+            server sends what its answer adds to what the worker holds, so that what a packet
+            leaves out is in the next. It should bring what it is given nearer to zero ("TopK" does,
+            "QSGD" of few levels does not).
         feedback: What becomes of what compression takes away.
         aggregate: How many vectors become one.
         local_clip_norm: Bound on the norm of the whole gradient that workers' bounds add up to:
@@ -41,6 +46,7 @@ class DataParallel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     sync: Sync = EveryStep()
     topology: Topology = AllReduce()
     compress: Compressor = Dense()
+    compress_back: Compressor = Dense()
     feedback: Feedback = NoFeedback()
     aggregate: Aggregator = Mean()
     local_clip_norm: Annotated[float, msgspec.Meta(gt=0)] | None = None
@@ -68,6 +74,19 @@ class DataParallel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             found.append(
                 Violation(path=f"{path}.feedback.masking", value=True, rule=rule, legal=legal)
             )
+        back = self.compress_back
+        if not isinstance(self.sync, Served) and not isinstance(back, Dense):
+            sync = type(self.sync).__name__
+            rule = f"is of servers' answers to pushes, and data_parallel.sync {sync} has none"
+            legal = '"Dense" (or a sync with servers, such as "ASGD")'
+            found.append(
+                Violation(
+                    path=f"{path}.compress_back.kind",
+                    value=type(back).__name__,
+                    rule=rule,
+                    legal=legal,
+                )
+            )
         return found + self.sync.refused_with(self)
 
     def refused(self, n: int) -> list[Violation]:
@@ -80,6 +99,8 @@ class DataParallel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         if self.is_plain:
             return self.rule.n_states
         kept = self.rule.n_states + self.sync.n_vectors + len(self.feedback.vectors)
+        if isinstance(self.sync, Served) and not isinstance(self.compress_back, Dense):
+            kept += 1 + len(self.sync.beside)
         return kept + _PASSING
 
     @property

@@ -128,6 +128,8 @@ def _served(sync: Any) -> tuple[list[str], list[str], list[str]]:
         "SGD without momentum" if sync.owns_momentum else "",
         "no compression" if bare else "what each can send alone",
         "one server" if sync.one_server else "",
+        "answers as they are" if sync.whole_answers else "",
+        "no pushes ahead" if sync.not_ahead else "",
     ]
     there = _counted(sync.n_pushed, "vector")
     batches = "a gradient" if sync.per_push == 1 else f"{sync.per_push} gradients"

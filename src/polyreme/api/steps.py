@@ -47,7 +47,8 @@ def kept_profile(problem: Problem) -> Profile | None:
 
 def keep_profile(profile: Profile) -> None:
     """Keep a profile for later runs; a folder that cannot be written keeps none."""
-    path = store.cache_path(store.cache_folder(os.environ), profile.inputs_hash)
+    folder = store.cache_folder(os.environ)
+    path = store.cache_path(folder, profile.inputs_hash, profile.global_batch)
     if os.access(_existing(path), os.W_OK):
         store.save(profile, path)
 
@@ -203,7 +204,10 @@ def given_profile(problem: Problem, profile: str | Path | Profile) -> Profile:
     ]
     if reasons:
         value = "a profile" if isinstance(profile, Profile) else str(profile)
-        legal = "a profile of this model, cluster, precision and batch (polyreme profile)"
+        legal = (
+            "a profile of this model, cluster, precision and batch (measure again: polyreme "
+            "profile), or assumed costs (--assume)"
+        )
         raise ConfigError(
             [
                 Violation(path="--profile", value=value, rule=reason, legal=legal)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ..profile.saved import compute_dtype
+from ..profile.trace import compute_dtype
 from .agree import usual_s
 
 if TYPE_CHECKING:

@@ -12,7 +12,8 @@ import msgspec
 from ..errors import RunError
 from ..graph.loss import cross_entropy
 from ..profile.record import LayerTimes, PassTimes
-from ..profile.saved import SavedBytes, compute_dtype, tensor_dtype, tensor_specs
+from ..profile.saved import SavedBytes, tensor_specs
+from ..profile.trace import compute_dtype, tensor_dtype
 from ..sample import TensorSpec
 from .agree import largest, mean, usual
 
@@ -88,6 +89,7 @@ def _with_bytes(times: PassTimes, saved: SavedBytes) -> LayerTimes:
         recompute_bytes_per_sample=saved.recompute,
         again_bytes_per_sample=saved.again,
         fixed_bytes=saved.fixed,
+        alone_bytes=saved.alone,
         part_bytes=saved.parts,
     )
 
@@ -101,8 +103,8 @@ class _Stand:
         self.layer = layer
         self.world = world
         self.module = _filled(graph, layer, precision, world, tp)
-        specs = tensor_specs(graph)
-        self._inputs = [(name, _of_part(graph, name, specs[name], tp)) for name in layer.inputs]
+        specs = tensor_specs(graph, tp)
+        self._inputs = [(name, specs[name]) for name in layer.inputs]
         self._precision = precision
         last, _, output = graph.output.rpartition(".")
         alone = Counter(other.kind for other in graph.layers)[layer.kind] == 1
@@ -164,15 +166,6 @@ class _Stand:
             if isinstance(module, torch.nn.Embedding)
         ]
         return torch.randint(0, min(rows, default=2), shape, device=device).to(dtype)
-
-
-def _of_part(graph: LayerGraph, name: str, spec: TensorSpec, tp: int) -> TensorSpec:
-    """What the first of `tp` parts has of a tensor that a layer reads."""
-    source, _, output = name.rpartition(".")
-    plan = None if name.startswith("batch:") else graph.tensor_plan(source)
-    if plan is None or tp == 1:
-        return spec
-    return TensorSpec(plan.output_shape(output, spec.shape, tp, 0, sp=False), spec.dtype)
 
 
 def _filled(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from ..profile.assume import MORE_DEVICES
 from ..profile.record import Profile
 from ..profile.saved import saved_bytes
 from ..profile.store import made_now
@@ -46,7 +47,12 @@ def measure(
     if budget_s is None:
         budget_s = HOST_BUDGET_S if world.accelerator.on_host else DEVICE_BUDGET_S
     links_s = budget_s * LINKS_SHARE if world.group is not None else 0.0
-    saved = saved_bytes(graph, precision, fused=not world.accelerator.on_host)
+    saved = saved_bytes(
+        graph,
+        precision,
+        fused=not world.accelerator.on_host,
+        parts=graph.tensor_degrees(MORE_DEVICES * cluster.n_devices),
+    )
     world.barrier()
     held_bytes = world.accelerator.held_bytes()
     with no_garbage():

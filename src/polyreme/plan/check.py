@@ -12,7 +12,7 @@ from .check_order import order_violations
 from .check_played import slice_violations, version_violations
 from .check_said import estimate_violations, name_violations, workload_violations
 from .check_split import distinct, same_orders, split_violations, tensor_violations
-from .grid import even_degrees
+from .grid import INNER_AXES, Degrees, even_degrees
 from .ir import BUCKET_BYTES, Plan, Workload, devices, hash_inputs, stale_inputs
 
 
@@ -160,7 +160,7 @@ def _batch(plan: Plan) -> Iterator[Violation]:
 
 
 def _ties(plan: Plan, graph: LayerGraph) -> Iterator[Violation]:
-    """Layers that share parameters shard them alike, in whatever stages they are.
+    """Layers that share parameters cut them alike, in whatever stages they are.
 
     Their gradients are summed over all stages that hold them.
     """
@@ -177,6 +177,17 @@ def _ties(plan: Plan, graph: LayerGraph) -> Iterator[Violation]:
                 path = f"layer_plans.{layer.name}.level"
                 rule = f'differs from that of "{other}", with which it shares parameters'
                 yield _wrong(path, ours.level, rule, f'"{theirs.level}"')
+            own, wanted = even_degrees(ours.split), even_degrees(theirs.split)
+            if None not in (own, wanted) and own != wanted:
+                path = f"layer_plans.{layer.name}.split"
+                rule = f'has other degrees than "{other}", with which it shares parameters'
+                yield _wrong(path, _degrees(own), rule, _degrees(wanted))
+
+
+def _degrees(found: Degrees | None) -> str:
+    """``shard 2 x tp 2``."""
+    degrees = [(axis, getattr(found, axis)) for axis in INNER_AXES]
+    return " x ".join(f"{axis} {n}" for axis, n in degrees if n > 1) or "one device"
 
 
 def _memory(plan: Plan, cluster: Cluster) -> Iterator[Violation]:

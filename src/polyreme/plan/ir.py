@@ -129,9 +129,10 @@ class LayerCost(msgspec.Struct, frozen=True, kw_only=True):
 
     Seconds are of a step, of the data rank that has most samples: `forward_s`, `backward_s`, and
     `recompute_s` of its passes; `parts_s` of what its tensor parts exchange in these; `data_s` of
-    what it exchanges over data axes, as if only its own passes hid it; `update_s`. It stores
-    `stored_bytes` (parameters, gradients, optimizer), and keeps `saved_bytes` of each microbatch
-    between its passes. `how` is its strategy in words.
+    what it exchanges over data axes, as if only its own passes hid it; `update_s`; `moved_s` of
+    values brought to it, and of their gradients, where the layer before is laid out otherwise. It
+    stores `stored_bytes` (parameters, gradients, optimizer), and keeps `saved_bytes` of each
+    microbatch between its passes. `how` is its strategy in words.
     """
 
     layers: tuple[str, ...]
@@ -144,6 +145,7 @@ class LayerCost(msgspec.Struct, frozen=True, kw_only=True):
     update_s: float
     stored_bytes: int
     saved_bytes: int
+    moved_s: float = 0.0
 
 
 class Capacity(msgspec.Struct, frozen=True, kw_only=True):

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Sequence
 from itertools import groupby
 
 import msgspec
 
 from ..plan.ir import Capacity, Costs, Estimate, LayerCost, Point
+from .cost.activations import waiting_bytes
 from .cost.data import StepTime
 from .cost.layers import LayerCosts
 from .cost.message import Message
@@ -39,23 +39,27 @@ def estimate(draft: Draft, time: StepTime, prices: Prices) -> Estimate:
 def layer_costs(draft: Draft, prices: Prices) -> tuple[LayerCost, ...]:
     """A row for layers of one class and strategy, in the order of first members.
 
-    The layer that scores the loss, and the last one, which is not gathered again, stand alone.
+    The layer that scores the loss, and the last one, which is not gathered again, stand alone;
+    layers to which values are moved from another layout stand apart from those that have them.
     """
     graph = prices.graph
     special = {graph.output.rpartition(".")[0], graph.layers[-1].name}
-    rows: dict[tuple[int, Strategy, str], list[str]] = {}
+    rows: dict[tuple[int, Strategy, str, float], list[str]] = {}
     for name, strategy in draft.strategies.items():
         classes = prices.of(strategy.tp).fitting.memory.classes
-        key = (classes.layer_of[name], strategy, name if name in special else "")
-        rows.setdefault(key, []).append(name)
+        moved_s = 0.0
+        if not draft.is_alike:
+            moved_s = draft.microbatches * sum(prices.unlike.cost.brought_s(draft, name))
+        alone = name if name in special else ""
+        rows.setdefault((classes.layer_of[name], strategy, alone, moved_s), []).append(name)
     return tuple(
-        _layer_cost(tuple(names), strategy, draft, prices.of(strategy.tp))
-        for (_, strategy, _), names in rows.items()
+        _layer_cost(tuple(names), strategy, draft, prices.of(strategy.tp), moved_s)
+        for (_, strategy, _, moved_s), names in rows.items()
     )
 
 
 def _layer_cost(
-    names: tuple[str, ...], strategy: Strategy, draft: Draft, costs: LayerCosts
+    names: tuple[str, ...], strategy: Strategy, draft: Draft, costs: LayerCosts, moved_s: float
 ) -> LayerCost:
     cost, fitting = costs.cost, costs.fitting
     name, parts, pp = names[0], cost.traffic.parts, draft.pp
@@ -75,7 +79,6 @@ def _layer_cost(
     over_data = cost.data.layer_once(name, strategy, pp, max(sizes), draft)
     held = fitting.memory.layer_storage(name, strategy, 0)
     times = fitting.profile.layers[fitting.memory.graph.layer(name).kind]
-    saved = times.kept_of_part if strategy.recompute else times.saved_of_part
     return LayerCost(
         layers=names,
         how=describe_strategy(strategy),
@@ -86,7 +89,8 @@ def _layer_cost(
         data_s=over_data.exposed_comm_s,
         update_s=over_data.update_s,
         stored_bytes=held.parameters + held.gradients + held.optimizer,
-        saved_bytes=math.ceil(saved(strategy.tp, sp=strategy.sp) * max(sizes)),
+        saved_bytes=waiting_bytes(times, strategy, max(sizes)),
+        moved_s=moved_s,
     )
 
 

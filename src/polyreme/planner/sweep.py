@@ -131,8 +131,8 @@ class Sweep:
     ) -> Swept:
         """The drafts of the lowest objectives that fit, one of each outline.
 
-        Objectives of `below` and more are not looked for. `tell` hears again and again how far
-        the search is.
+        Objectives of `below` and more are not looked for. After `end_s` nothing more is, if a draft
+        is found or one of `below` is known. `tell` hears again and again how far the search is.
 
         An outline is solved when no other has a lower bound. Where the optimum of its sums over
         layers does not fit after all, it is cut in two (`branch`), and where that says nothing, it
@@ -143,8 +143,9 @@ class Sweep:
         heapq.heapify(heap)
         found: list[tuple[float, Draft]] = []
         floor = np.inf  # of outlines whose optimum is not known
-        while heap and len(found) < n_best and (not found or time.monotonic() < end_s):
-            if heap[0][0] >= below:
+        while heap and len(found) < n_best:
+            known = bool(found) or np.isfinite(below)
+            if heap[0][0] >= below or (known and time.monotonic() >= end_s):
                 break
             value, _, item = heapq.heappop(heap)
             if tell is not None:

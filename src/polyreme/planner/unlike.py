@@ -15,7 +15,7 @@ import numpy as np
 from ..cluster.types import Cluster
 from ..graph.layer import LayerGraph
 from ..profile.record import Profile
-from .cost.layers import LayerCosts
+from .cost.layers import LayerCosts, evenly_s
 from .cost.memory import Memory
 from .cost.unlike import UnlikeCost
 from .draft import Draft, Strategy
@@ -126,8 +126,9 @@ class UnlikeCosts:
         return np.concatenate(reducing, axis=1), np.concatenate(passing, axis=1)
 
     def least_s(self, outline: Outline) -> float:
-        """A time that no assignment goes below: that of the fastest layout."""
-        return min(self._of(each.layout.tp).least_s(each) for each in _alike(outline))
+        """A time that no assignment goes below: each layer in the layout that is fastest for it."""
+        each_s = [self._of(each.layout.tp).alone_s(each) for each in _alike(outline)]
+        return evenly_s(outline, float(np.min(each_s, axis=0).sum()))
 
     def _moved(self, alike: Sequence[Outline]) -> Array:
         """Seconds a microbatch from each strategy to each (L - 1, K, K)."""

@@ -18,8 +18,9 @@ from ..graph.layer import Layer, LayerGraph
 from ..units import show_flops
 from .fit import ring_s
 from .record import Collective, CollectiveTimes, LayerTimes, Profile
-from .saved import SavedBytes, compute_dtype, saved_bytes
+from .saved import SavedBytes, saved_bytes
 from .store import made_now
+from .trace import compute_dtype
 
 _TRAINED = ("fp64", "fp32", "bf16")  # of what devices offer, the precisions of a run
 
@@ -35,6 +36,7 @@ CPU_FLOPS = 3e10  # a processor core; used where the type is CPU and gives no pe
 CPU_BANDWIDTH_BYTES_S = 1e10
 UNKNOWN_BANDWIDTH_BYTES_S = 5e11  # an accelerator whose memory bandwidth is not known
 OPTIMIZER_PASSES = 7  # AdamW reads weight, gradient and two states, and writes all but the gradient
+MORE_DEVICES = 2  # ways out of a plan that does not fit try as many times more
 LOSS_PASSES = 6  # over float32 logits: copy, log-softmax, its gradient, the copy's gradient
 MICROBATCHES = (1, 2, 4, 8, 16, 32, 64, 128)
 SIZES = tuple(4**power for power in range(5, 16))  # 1 KiB to 1 GiB
@@ -51,7 +53,12 @@ def assume(graph: LayerGraph, cluster: Cluster, precision: str) -> Profile:
     peak_flops = _slowest(cluster, precision)
     bandwidth = min(_bandwidth(kind) for kind in cluster.device_types.values())
     on_host = all(kind.name == CPU for kind in cluster.device_types.values())
-    saved = saved_bytes(graph, precision, fused=not on_host)
+    saved = saved_bytes(
+        graph,
+        precision,
+        fused=not on_host,
+        parts=graph.tensor_degrees(MORE_DEVICES * cluster.n_devices),
+    )
     kinds = {layer.kind: layer for layer in graph.layers}
     last = graph.output.rpartition(".")[0]
     loss_bytes = 0.0
@@ -214,5 +221,6 @@ def _layer_times(
         recompute_bytes_per_sample=saved.recompute,
         again_bytes_per_sample=saved.again,
         fixed_bytes=saved.fixed,
+        alone_bytes=saved.alone,
         part_bytes=saved.parts,
     )

@@ -10,8 +10,12 @@ import msgspec
 Collective = Literal["all_reduce", "all_gather", "reduce_scatter", "send"]
 
 
-class FixedBytes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What a layer keeps whatever the microbatch, beside what it keeps of each sample."""
+class KeptBytes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What a layer keeps for its backward pass.
+
+    All that it saves; or, where it is recomputed, its inputs, and what it keeps beside these while
+    it is computed again.
+    """
 
     saved: int = 0
     recompute: int = 0
@@ -19,15 +23,16 @@ class FixedBytes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
 
 class PartBytes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How tensor parts have what a layer saves of a sample (bytes of all parts together).
+    """What the first of several tensor parts keeps: it has no less than any other.
 
-    What is `inside` regions is divided among them; what lies `between` is whole on each, divided
-    where tokens are split; what regions `read` is whole on each, gathered where tokens are split.
+    Of a sample where tokens are whole, and where they are `split`; `fixed` and `alone` as in
+    `LayerTimes`.
     """
 
-    inside: int = 0
-    between: int = 0
-    read: int = 0
+    whole: KeptBytes
+    split: KeptBytes
+    fixed: KeptBytes = KeptBytes()
+    alone: KeptBytes = KeptBytes()
 
 
 class PassTimes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -44,10 +49,11 @@ class LayerTimes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     The three tuples run in parallel, sorted by microbatch. `saved_bytes_per_sample` is what
     autograd keeps for the backward pass, `recompute_bytes_per_sample` what it keeps when the layer
     is recomputed (its inputs), `again_bytes_per_sample` what it keeps beside these while it is
-    computed again (unset: `saved_bytes_per_sample`). `fixed_bytes` come to each of the three.
-    `part_bytes` says how tensor parts share the first (unset: whole on each, or divided where
-    tokens are split). `parts` are passes of one of so many tensor parts, what they exchange left
-    out; those of other numbers are taken to last as passes over as many samples fewer.
+    computed again (unset: `saved_bytes_per_sample`). `fixed_bytes` come to each of the three
+    whatever the microbatch, `alone_bytes` in one of a single sample. `part_bytes` are those of one
+    of so many tensor parts (none at all: those of a whole layer, divided where tokens are split).
+    `parts` are passes of one of so many tensor parts, what they exchange left out; those of other
+    numbers are taken to last as passes over as many samples fewer.
     """
 
     microbatch: tuple[int, ...]
@@ -56,30 +62,46 @@ class LayerTimes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     saved_bytes_per_sample: int
     recompute_bytes_per_sample: int
     again_bytes_per_sample: int | None = None
-    fixed_bytes: FixedBytes = FixedBytes()
-    part_bytes: PartBytes | None = None
+    fixed_bytes: KeptBytes = KeptBytes()
+    alone_bytes: KeptBytes = KeptBytes()
+    part_bytes: Mapping[int, PartBytes] = {}
     parts: Mapping[int, PassTimes] = {}
 
-    def saved_of_part(self, tp: int, *, sp: bool) -> float:
-        """Bytes of a sample that one of `tp` parts saves; with `sp` tokens are split."""
-        whole, parts = self.saved_bytes_per_sample, self.part_bytes
-        if parts is None or tp == 1:
-            return whole / tp if sp else whole
-        if sp:
-            return parts.read + (parts.inside + parts.between) / tp
-        return whole - parts.inside + parts.inside / tp
+    def kept_bytes(
+        self, microbatch: int, *, tp: int = 1, sp: bool = False, cp: int = 1
+    ) -> KeptBytes:
+        """What one of `tp` parts keeps of a microbatch (samples); with `sp` tokens are split.
 
-    def kept_of_part(self, tp: int, *, sp: bool) -> float:
-        """Bytes of a sample that one of `tp` parts keeps of a layer that is recomputed."""
-        return self.recompute_bytes_per_sample / (tp if sp else 1)
+        `cp` contexts share what grows with the batch. Numbers of parts that are not known keep
+        what the next fewer do.
+        """
+        fewer = max((n for n in self.part_bytes if n <= tp), default=1) if tp > 1 else 1
+        if fewer == 1:
+            divisor = tp * cp if sp and not self.part_bytes else cp
+            again = self.again_bytes_per_sample
+            sample = KeptBytes(
+                saved=self.saved_bytes_per_sample,
+                recompute=self.recompute_bytes_per_sample,
+                again=self.saved_bytes_per_sample if again is None else again,
+            )
+            return _of_microbatch(microbatch, divisor, sample, self.fixed_bytes, self.alone_bytes)
+        part = self.part_bytes[fewer]
+        return _of_microbatch(
+            microbatch, cp, part.split if sp else part.whole, part.fixed, part.alone
+        )
 
-    def again_of_part(self, tp: int, *, sp: bool) -> float:
-        """Bytes of a sample beside these while one of `tp` parts computes it again."""
-        again = self.again_bytes_per_sample
-        if again is None:
-            return self.saved_of_part(tp, sp=sp)
-        handed = self.saved_bytes_per_sample - again  # inputs that it saves, less what others do
-        return max(0.0, self.saved_of_part(tp, sp=sp) - handed / (tp if sp else 1))
+
+def _of_microbatch(
+    n: int, divisor: int, sample: KeptBytes, fixed: KeptBytes, alone: KeptBytes
+) -> KeptBytes:
+    """Bytes of n samples, divided among contexts but for what does not grow with them."""
+    single = n == 1
+    return KeptBytes(
+        saved=-(-(sample.saved * n + alone.saved * single) // divisor) + fixed.saved,
+        recompute=-(-(sample.recompute * n + alone.recompute * single) // divisor)
+        + fixed.recompute,
+        again=-(-(sample.again * n + alone.again * single) // divisor) + fixed.again,
+    )
 
 
 class CollectiveTimes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -104,7 +126,7 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     `sharded_overlap` the same of gathers and reduce-scatters of sharded layers (unset: the same);
     `context_bytes` what a process holds before any tensor. `assumed` is true if any number was
     not measured. `inputs_hash` covers graph, cluster, precision. `global_batch` is the batch that
-    it was measured for: no larger microbatch was run (unset: it holds for any).
+    it was measured for, and holds for alone (unset: it holds for any).
     """
 
     layers: Mapping[str, LayerTimes]

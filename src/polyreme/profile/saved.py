@@ -1,307 +1,229 @@
-"""Bytes that autograd keeps for the backward pass, found by playing layers without data.
-
-Layers run on fake tensors of the host (recurrent ones on real ones), where attention keeps what
-the fused kernels of accelerators keep (inputs, output, one number a row), not the square matrix of
-the plain formula. With dropout the host takes the plain formula, and accelerators do not.
-"""
+"""Bytes that layers keep for their backward passes, each storage of a model counted once."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Iterable, Mapping, Sequence
+from fractions import Fraction
+from typing import NamedTuple
 
-import msgspec
-
-from ..cluster.accelerator import HOST_TYPE
-from ..graph.layer import Layer, LayerGraph
+from ..graph.layer import LayerGraph
+from ..graph.tensor import TensorPlan, token_interval
 from ..sample import TensorSpec
-from .record import FixedBytes, PartBytes
-from .regions import Regions, storage
+from .record import KeptBytes, PartBytes
+from .trace import Argument, Played, Stand, Trace, tensor_dtype
 
-if TYPE_CHECKING:
-    import torch
-
-_DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp64": "float64"}
-_TRACED = (2, 3)  # samples; one sample would let shapes of 1 pass for views
+_ALONE, _SMALL, _LARGE = 1, 2, 3  # samples of the passes that are played
 
 
-class SavedBytes(msgspec.Struct, frozen=True, kw_only=True):
-    """Bytes per sample of a layer kind: kept for backward, and kept when it is recomputed.
+class SavedBytes(KeptBytes, frozen=True, kw_only=True):
+    """Bytes per sample of a layer kind; `fixed`, `alone` and `parts` as in `LayerTimes`."""
 
-    `again` is what it keeps beside its inputs while it is computed again; `fixed` what of the
-    three does not grow with the batch (masks, positions), which they are without; `parts` how
-    tensor parts share what is saved.
-    """
-
-    saved: int
-    recompute: int
-    again: int
-    fixed: FixedBytes = FixedBytes()
-    parts: PartBytes | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Trace:
-    """What one layer saves by itself (bytes), and which of its ends it saves too."""
-
-    inside: int
-    fixed: int  # of what is inside, whatever the batch
-    inputs: tuple[bool, ...]
-    outputs: tuple[bool, ...]
-    passed: tuple[int | None, ...]  # for each output, the input whose storage it is
-    learns: tuple[bool, ...]  # which outputs carry a gradient
-    output_bytes: tuple[int, ...]  # of their storages
-    in_regions: int  # bytes of what is inside that tensor parts divide
-    read: int  # bytes of what is inside that regions read
-    reads: tuple[bool, ...]  # which of the inputs regions read
-    still: tuple[bool, ...] = ()  # which outputs take no more memory for a larger batch
-
-
-class _Size(NamedTuple):
-    """Bytes of a sample, and bytes whatever the number of samples."""
-
-    sample: int
-    fixed: int
+    fixed: KeptBytes = KeptBytes()
+    alone: KeptBytes = KeptBytes()
+    parts: Mapping[int, PartBytes] = {}
 
 
 def saved_bytes(
-    graph: LayerGraph, precision: str, *, fused: bool = True
+    graph: LayerGraph, precision: str, *, fused: bool = True, parts: Iterable[int] = ()
 ) -> Mapping[str, SavedBytes]:
     """Saved bytes of each kind, parameters and buffers apart, every storage counted once.
 
-    `fused` says that attention with dropout runs in fused kernels, as it does on accelerators.
+    `fused` says that attention with dropout runs in fused kernels, as it does on accelerators;
+    `parts` of how many tensor parts one is to be played too.
 
     A tensor that several layers save (one's output, the next one's input; an encoder's output) is
     counted at the first; kinds get the mean over their layers, so that the whole model's sum is
-    right. Each microbatch is taken to have its own of what does not grow with it.
+    right. Each microbatch is taken to have its own of what does not grow with it. A microbatch of
+    one sample is played by itself: in it some tensors are views of others that are copies in
+    larger ones.
     """
-    traces: dict[tuple[object, ...], _Trace] = {}
-    specs = tensor_specs(graph)
-    owner: dict[str, str] = {}
-    saved_once: set[str] = set()
-    kept_once: set[str] = set()
-    learned: set[str] = set()
-    still: set[str] = set()
-    sums: dict[str, list[tuple[_Size, _Size, _Size, PartBytes]]] = {}
+    found = {}
+    for degree in sorted({1, *parts}):
+        kinds = {layer.kind: layer for layer in graph.layers}
+        stands = {kind: Stand(graph, layer, degree) for kind, layer in kinds.items()}
+        found[degree] = [
+            _account(graph, degree, stands, Played(batch=batch, precision=precision, fused=fused))
+            for batch in (_ALONE, _SMALL, _LARGE)
+        ]
+    return {
+        kind: _of_kind({degree: [each[kind] for each in by] for degree, by in found.items()})
+        for kind in found[1][0]
+    }
+
+
+class _Kept(NamedTuple):
+    """Bytes of a pass, with whole tokens: saved, recompute, again; and the same with split ones."""
+
+    whole: tuple[int, int, int]
+    split: tuple[int, int, int]
+
+
+def _of_kind(passes: Mapping[int, Sequence[Sequence[_Kept]]]) -> SavedBytes:
+    """Of the layers of a kind, by the number of tensor parts and the samples of the pass."""
+    of_parts = {}
+    for degree, by_batch in passes.items():
+        whole, fixed, alone = _line([[each.whole for each in kept] for kept in by_batch])
+        split, _, _ = _line([[each.split for each in kept] for kept in by_batch])
+        of_parts[degree] = PartBytes(whole=whole, split=split, fixed=fixed, alone=alone)
+    one = of_parts.pop(1)
+    return SavedBytes(
+        saved=one.whole.saved,
+        recompute=one.whole.recompute,
+        again=one.whole.again,
+        fixed=one.fixed,
+        alone=one.alone,
+        parts=of_parts,
+    )
+
+
+def _line(
+    passes: Sequence[Sequence[tuple[int, int, int]]],
+) -> tuple[KeptBytes, KeptBytes, KeptBytes]:
+    """Bytes of a sample, those of any microbatch, and those that one of one sample has beside.
+
+    Means over layers; of what is kept `again`, the most of any.
+    """
+    n = len(passes[0])
+    sums = [
+        (sum(each[0] for each in kept), sum(each[1] for each in kept), n * max(k[2] for k in kept))
+        for kept in passes
+    ]
+    sample, fixed, alone = [], [], []
+    for one, small, large in zip(*sums, strict=True):
+        slope = (large - small) // (_LARGE - _SMALL)
+        still = max(0, small - _SMALL * slope)
+        sample.append(math.ceil(slope / n))
+        fixed.append(math.ceil(still / n))
+        alone.append(math.ceil((one - still - _ALONE * slope) / n))
+    return _kept(sample), _kept(fixed), _kept(alone)
+
+
+def _kept(amounts: Sequence[int]) -> KeptBytes:
+    saved, recompute, again = amounts
+    return KeptBytes(saved=saved, recompute=recompute, again=again)
+
+
+def _account(
+    graph: LayerGraph, degree: int, stands: Mapping[str, Stand], how: Played
+) -> dict[str, list[_Kept]]:
+    """What each layer of each kind keeps of one pass through the whole model."""
+    specs = tensor_specs(graph, degree)
+    traces: dict[tuple[str, tuple[Argument, ...]], Trace] = {}
+    heap = _Heap(
+        {
+            name: how.batch * math.prod(spec.shape) * tensor_dtype(spec, how.precision).itemsize
+            for name, spec in specs.items()
+        }
+    )
+    found: dict[str, list[_Kept]] = {}
     for layer in graph.layers:
-        learns = tuple(name in learned for name in layer.inputs)
-        key = (layer.kind, learns, *(specs[name].shape for name in layer.inputs))
-        if key not in traces:
-            with _without_attention_dropout() if fused else nullcontext():
-                traces[key] = _trace(
-                    graph, layer, [specs[name] for name in layer.inputs], learns, precision
-                )
-        trace = traces[key]
-        sources = [owner.get(name, name) for name in layer.inputs]
+        inputs = tuple(heap.argument(name, specs[name]) for name in layer.inputs)
+        if (layer.kind, inputs) not in traces:
+            traces[layer.kind, inputs] = stands[layer.kind].trace(inputs, how)
         results = [f"{layer.name}.{output}" for output in layer.outputs]
-        learned.update(name for name, grad in zip(results, trace.learns, strict=True) if grad)
-        for result, source in zip(results, trace.passed, strict=True):
-            owner[result] = result if source is None else sources[source]
-        still.update(owner[name] for name, same in zip(results, trace.still, strict=True) if same)
-        ends = [name for name, kept in zip(sources, trace.inputs, strict=True) if kept]
-        read = {name for name, kept in zip(sources, trace.reads, strict=True) if kept} & {*ends}
-        ends += [owner[name] for name, kept in zip(results, trace.outputs, strict=True) if kept]
-        fresh, again, beside, seen, own = (
-            _bytes(names, still, specs, precision)
-            for names in (
-                {*ends} - saved_once,
-                {*sources} - kept_once,
-                {*ends} - {*sources},
-                read,
-                {*ends} - saved_once - read,
-            )
+        kept = heap.kept(
+            traces[layer.kind, inputs],
+            layer.inputs,
+            results,
+            graph.tensor_plan(layer.name),
+            degree,
         )
-        saved_once.update(ends)
-        kept_once.update(sources)
-        inside = _Size(trace.inside, trace.fixed)
-        saved, plan = _sum(inside, fresh), graph.tensor_plan(layer.name)
-        parts = PartBytes(
-            inside=trace.in_regions,
-            between=trace.inside - trace.in_regions - trace.read + own.sample,
-            read=trace.read + seen.sample,
+        found.setdefault(layer.kind, []).append(kept)
+    return found
+
+
+class _Heap:
+    """Tensors between layers: bytes, whose storage each is, and what is held already."""
+
+    def __init__(self, sizes: dict[str, int]) -> None:
+        self._learned: set[str] = set()
+        self._strides: dict[str, tuple[int, ...]] = {}
+        self._sizes = sizes
+        self._owner: dict[str, str] = {}
+        self._saved: set[str] = set()
+        self._handed: set[str] = set()
+
+    def argument(self, name: str, spec: TensorSpec) -> Argument:
+        """A tensor as the next layer gets it."""
+        return Argument(spec=spec, strides=self._strides.get(name), learns=name in self._learned)
+
+    def kept(
+        self,
+        found: Trace,
+        inputs: Sequence[str],
+        results: Sequence[str],
+        plan: TensorPlan | None,
+        degree: int,
+    ) -> _Kept:
+        """What the next layer of a pass adds to what is kept."""
+        sources = [self._owner.get(name, name) for name in inputs]
+        self._learned.update(name for name, grad in zip(results, found.learns, strict=True) if grad)
+        self._strides.update(zip(results, found.strides, strict=True))
+        passed = zip(results, found.passed, found.output_bytes, strict=True)
+        for result, source, n_bytes in passed:
+            self._owner[result] = result if source is None else sources[source]
+            self._sizes[result] = n_bytes
+        ends = {name for name, kept in zip(sources, found.inputs, strict=True) if kept}
+        read = {name for name, kept in zip(sources, found.reads, strict=True) if kept} & ends
+        ends |= {
+            self._owner[name] for name, kept in zip(results, found.outputs, strict=True) if kept
+        }
+        fresh, beside = {*sources} - self._handed, ends - {*sources}
+        new = ends - self._saved
+        self._saved |= ends
+        self._handed.update(sources)
+        whole = (
+            found.inside + self._bytes(new),
+            self._bytes(fresh),
+            found.inside + self._bytes(beside),
         )
         if plan is None or plan.whole is not None:  # every part computes all of it
-            parts = PartBytes(read=saved.sample)
-        sums.setdefault(layer.kind, []).append((saved, again, _sum(inside, beside), parts))
-    return {kind: _of_kind(found) for kind, found in sums.items()}
+            return _Kept(whole, whole)
+        share = _first_share(plan, degree)
+        own = found.in_regions + math.ceil(share * (found.inside - found.in_regions - found.read))
+        own += found.read + self._bytes(read)  # gathered, beside what a part has of it
+        split = (
+            own + self._divided(new - read, share),
+            self._divided(fresh, share),
+            own + self._divided(beside - read, share),
+        )
+        return _Kept(whole, split)
+
+    def _divided(self, names: Iterable[str], share: Fraction) -> int:
+        """With split tokens each part has its own of what layers give, and all of the batch."""
+        return sum(
+            self._sizes[name] if name.startswith("batch:") else math.ceil(self._sizes[name] * share)
+            for name in names
+        )
+
+    def _bytes(self, names: Iterable[str]) -> int:
+        return sum(self._sizes[name] for name in names)
 
 
-def _of_kind(found: Sequence[tuple[_Size, _Size, _Size, PartBytes]]) -> SavedBytes:
-    """Means over the layers of a kind, and the most that one takes while it is recomputed."""
-    saved, recompute = (
-        _Size(*(math.ceil(sum(column) / len(found)) for column in zip(*sizes, strict=True)))
-        for sizes in ([each[0] for each in found], [each[1] for each in found])
-    )
-    again = max((each[2] for each in found), key=sum)
-    parts = (msgspec.structs.astuple(each[3]) for each in found)
-    inside, between, read = (
-        math.ceil(sum(column) / len(found)) for column in zip(*parts, strict=True)
-    )
-    return SavedBytes(
-        saved=saved.sample,
-        recompute=recompute.sample,
-        again=again.sample,
-        fixed=FixedBytes(saved=saved.fixed, recompute=recompute.fixed, again=again.fixed),
-        parts=PartBytes(inside=inside, between=between, read=read),
-    )
+def _first_share(plan: TensorPlan | None, degree: int) -> Fraction:
+    """Of what lies between regions, the first part's where tokens are split: it has most."""
+    if plan is None or plan.n_tokens is None:
+        return Fraction(1, degree)
+    start, stop = token_interval(plan.n_tokens, degree, 0)
+    return Fraction(stop - start, plan.n_tokens)
 
 
-def _sum(one: _Size, other: _Size) -> _Size:
-    return _Size(one.sample + other.sample, one.fixed + other.fixed)
-
-
-def _without_attention_dropout() -> AbstractContextManager[Any]:
-    """Attention without dropout: all that fused kernels keep of it is a seed."""
-    import torch
-    from torch.overrides import TorchFunctionMode
-
-    attention = torch.nn.functional.scaled_dot_product_attention
-
-    class Fused(TorchFunctionMode):
-        def __torch_function__(
-            self, func: Any, types: Any, args: Any = (), kwargs: Any = None
-        ) -> Any:
-            kwargs = dict(kwargs or {})
-            if func is attention and "dropout_p" in kwargs:
-                kwargs["dropout_p"] = 0.0
-            return func(*args, **kwargs)
-
-    return Fused()
-
-
-def compute_dtype(precision: str) -> torch.dtype:
-    """The dtype that layers compute in."""
-    import torch
-
-    dtype: torch.dtype = getattr(torch, _DTYPES[precision])
-    return dtype
-
-
-def tensor_dtype(spec: TensorSpec, precision: str) -> torch.dtype:
-    """The dtype of a layer's input or output at a precision."""
-    import torch
-
-    if spec.dtype == "compute":
-        return compute_dtype(precision)
-    dtype: torch.dtype = getattr(torch, spec.dtype)
-    return dtype
-
-
-def tensor_specs(graph: LayerGraph) -> dict[str, TensorSpec]:
+def tensor_specs(graph: LayerGraph, parts: int = 1) -> dict[str, TensorSpec]:
     """Every tensor of the graph by the name under which layers read it.
 
-    Floating fields of a batch are cast to the dtype that layers compute in.
+    Of several tensor `parts`, as the first has it, with whole tokens. Floating fields of a batch
+    are cast to the dtype that layers compute in.
     """
     specs = {
         f"batch:{name}": TensorSpec(spec.shape) if "float" in spec.dtype else spec
         for name, spec in graph.inputs.items()
     }
     for layer in graph.layers:
-        specs.update({f"{layer.name}.{name}": spec for name, spec in layer.outputs.items()})
+        plan = graph.tensor_plan(layer.name) if parts > 1 else None
+        for name, spec in layer.outputs.items():
+            shape = spec.shape
+            if plan is not None:
+                shape = plan.output_shape(name, shape, parts, 0, sp=False)
+            specs[f"{layer.name}.{name}"] = TensorSpec(shape, spec.dtype)
     return specs
-
-
-def _bytes(
-    names: set[str], still: set[str], specs: Mapping[str, TensorSpec], precision: str
-) -> _Size:
-    """Bytes of these tensors; of those that stand still, all samples share one."""
-    sizes = {
-        name: math.prod(specs[name].shape) * tensor_dtype(specs[name], precision).itemsize
-        for name in names
-    }
-    fixed = sum(size for name, size in sizes.items() if name in still)
-    return _Size(sum(sizes.values()) - fixed, fixed)
-
-
-def _trace(
-    graph: LayerGraph,
-    layer: Layer,
-    specs: Sequence[TensorSpec],
-    learns: Sequence[bool],
-    precision: str,
-) -> _Trace:
-    """One layer's trace, `inside` per sample; `learns` says which inputs carry a gradient."""
-    from torch._subclasses.fake_tensor import FakeTensorMode
-    from torch.nn import RNNBase
-
-    module = graph.build(layer.name)
-    # Fused recurrences save a workspace whose size fake tensors do not tell.
-    real = any(isinstance(part, RNNBase) for part in module.modules())
-    plan = graph.tensor_plan(layer.name)
-    with nullcontext() if real else FakeTensorMode(allow_non_fake_inputs=True):
-        small, large = (
-            _play(module, Regions(plan), specs, learns, precision, batch) for batch in _TRACED
-        )
-    more = _TRACED[1] - _TRACED[0]
-    slope = (large.inside - small.inside) / more
-    still = zip(small.output_bytes, large.output_bytes, strict=True)
-    return replace(
-        large,
-        inside=math.ceil(slope),
-        in_regions=math.ceil((large.in_regions - small.in_regions) / more),
-        read=math.ceil((large.read - small.read) / more),
-        fixed=max(0, math.ceil(small.inside - slope * _TRACED[0])),
-        still=tuple(before == after for before, after in still),
-    )
-
-
-def _play(
-    module: torch.nn.Module,
-    regions: Regions,
-    specs: Sequence[TensorSpec],
-    learns: Sequence[bool],
-    precision: str,
-    batch: int,
-) -> _Trace:
-    """One forward pass of a batch, its weights stood in for by fake ones of the host."""
-    import torch
-
-    weights: dict[str, torch.Tensor] = {}
-    for name, weight in module.named_parameters():
-        dtype = compute_dtype(precision) if weight.is_floating_point() else weight.dtype
-        weights[name] = torch.empty(weight.shape, dtype=dtype, device=HOST_TYPE)
-        weights[name].requires_grad_(weight.requires_grad)
-    for name, buffer in module.named_buffers():
-        weights[name] = torch.empty(buffer.shape, dtype=buffer.dtype, device=HOST_TYPE)
-    arguments = [
-        torch.zeros((batch, *spec.shape), dtype=tensor_dtype(spec, precision), device=HOST_TYPE)
-        for spec in specs
-    ]
-    for argument, grad in zip(arguments, learns, strict=True):
-        argument.requires_grad_(grad)
-    kept: dict[int, torch.Tensor] = {}
-
-    def keep(tensor: torch.Tensor) -> torch.Tensor:
-        if storage(tensor) not in kept:
-            kept[storage(tensor)] = tensor
-            regions.saved(tensor)
-        return tensor
-
-    with (
-        regions.watching(module),
-        torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor),
-    ):
-        out = torch.func.functional_call(module, weights, tuple(arguments))
-    outputs = out if isinstance(out, tuple) else (out,)
-    ins = [storage(argument) for argument in arguments]
-    outs = [storage(output) for output in outputs]
-    inside = set(kept) - {storage(weight) for weight in weights.values()} - set(ins) - set(outs)
-
-    def n_bytes(storages: set[int]) -> int:
-        return sum(kept[each].untyped_storage().nbytes() for each in storages)
-
-    return _Trace(
-        inside=n_bytes(inside),
-        fixed=0,
-        inputs=tuple(each in kept for each in ins),
-        outputs=tuple(each in kept for each in outs),
-        passed=tuple(ins.index(each) if each in ins else None for each in outs),
-        learns=tuple(output.requires_grad for output in outputs),
-        output_bytes=tuple(output.untyped_storage().nbytes() for output in outputs),
-        in_regions=n_bytes(inside & regions.inside),
-        read=n_bytes(inside & regions.read),
-        reads=tuple(each in regions.read for each in ins),
-    )

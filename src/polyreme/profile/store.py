@@ -95,18 +95,18 @@ def valid(
 ) -> list[str]:
     """Why a profile must not be used here, one reason an input that differs; empty: it may.
 
-    `inputs` is the `inputs_hash` wanted. A profile made for a larger batch holds for a smaller one:
-    it has all microbatches of that. Of an assumed profile only polyreme's own version counts.
+    `inputs` is the `inputs_hash` wanted. A profile is for the batch that it was measured for: how
+    large microbatches were, and how often they were run, follow from that. One that names none
+    holds for any. Of an assumed profile only polyreme's own version counts.
     """
     made_for, wanted = _inputs(profile.inputs_hash), _inputs(inputs)
     changed = [name for name in wanted if made_for.get(name) != wanted[name]]
     reasons = [f"{name}: made for {_ANOTHER[name]}" for name in changed if name in _ANOTHER]
     if "precision" in changed:
         reasons.append(f"precision: made at {profile.precision}, wanted {wanted['precision']}")
-    if profile.global_batch is not None and profile.global_batch < global_batch:
+    if profile.global_batch not in (None, global_batch):
         reasons.append(
-            f"batch: made for a global batch of {profile.global_batch}, wanted {global_batch}; "
-            "larger microbatches than it was made for were not measured"
+            f"batch: made for a global batch of {profile.global_batch}, wanted {global_batch}"
         )
     if profile.hardware != hardware:
         reasons.append(f"hardware: made on {profile.hardware}, this is {hardware}")
@@ -137,9 +137,10 @@ def cache_folder(environment: Mapping[str, str]) -> Path:
     return Path(base) / "polyreme"
 
 
-def cache_path(folder: Path, inputs: str) -> Path:
-    """The kept profile for an `inputs_hash`; it need not exist."""
-    return folder / f"profile-{hashlib.sha256(inputs.encode()).hexdigest()[:16]}.json"
+def cache_path(folder: Path, inputs: str, global_batch: int | None) -> Path:
+    """The kept profile for an `inputs_hash` and a batch; it need not exist."""
+    key = f"{inputs} batch:{global_batch}"
+    return folder / f"profile-{hashlib.sha256(key.encode()).hexdigest()[:16]}.json"
 
 
 def cached(
@@ -147,7 +148,7 @@ def cached(
 ) -> Profile | None:
     """The kept profile if it may still be used; None if there is none, or it is stale or broken."""
     try:
-        profile = load(cache_path(folder, inputs))
+        profile = load(cache_path(folder, inputs, global_batch))
     except ConfigError:
         return None
     return None if valid(profile, inputs, global_batch, hardware, versions) else profile

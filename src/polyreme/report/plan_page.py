@@ -35,6 +35,7 @@ SECTIONS: Sections = (
 )
 WIDE = 1220
 FEW = 8  # rows of a list that stands open
+MOVED_BEFORE = "data exchange, exposed"
 LAYER_HEADS = (
     "layers",
     "count",
@@ -43,7 +44,7 @@ LAYER_HEADS = (
     "backward",
     "recompute",
     "tensor parts exchange",
-    "data exchange, exposed",
+    MOVED_BEFORE,
     "update",
     "all of them",
     "stored",
@@ -58,6 +59,7 @@ def render_plan(plan: Plan, step: Step, top: Sequence[Row], out: Path) -> Path:
     """
     drawn = timeline(step, WIDE) if len(plan.stages) > 1 else None
     won, narrow = front(plan, 620, 330), front(plan, 320, 300)
+    heads, layers = _layers(step.estimate.layers)
     page = fill(
         "plan.html",
         [],
@@ -78,8 +80,8 @@ def render_plan(plan: Plan, step: Step, top: Sequence[Row], out: Path) -> Path:
         kinds=[(kind, KINDS[kind]) for kind in drawn.kinds] if drawn else [],
         step_said=_step_said(step, drawn) if drawn else "",
         shares=_shares(step),
-        layer_heads=LAYER_HEADS,
-        layers=[_layer_row(each) for each in step.estimate.layers],
+        layer_heads=heads,
+        layers=layers,
         front=won,
         front_svg=Markup(won.svg) if won else "",
         front_narrow=Markup(narrow.svg) if narrow else "",
@@ -165,8 +167,10 @@ def _step_said(step: Step, drawn: Timeline) -> str:
             f"Ranks wait for {mean} of that in the mean (the bubble), rank {most} for most, "
             f"{percent(bubble[most])}."
         )
-    parts = any(each.parts_s for each in estimate.layers)
-    inside = " (those of tensor parts stand inside the passes)" if parts else ""
+    of_parts = any(each.parts_s for each in estimate.layers)
+    moved = any(each.moved_s for each in estimate.layers)
+    whose = ["those of tensor parts"] * of_parts + ["those between unlike layers"] * moved
+    inside = f" ({' and '.join(whose)} stand inside the passes)" if whose else ""
     said.append(
         f"Exchanges that nothing hides add {seconds(step.exchange_s)}{inside} and the update "
         f"{seconds(estimate.update_s)}, both drawn at the end: {seconds(estimate.step_s)} together."
@@ -202,13 +206,24 @@ def _shares(step: Step) -> list[Share]:
     ]
 
 
-def _layer_row(each: LayerCost) -> tuple[str, ...]:
+def _layers(layers: Sequence[LayerCost]) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
+    """Heads and rows of the table; what moves between layouts has a column where any does."""
+    at = LAYER_HEADS.index(MOVED_BEFORE)
+    heads: tuple[str, ...] = LAYER_HEADS
+    moved = any(each.moved_s for each in layers)
+    if moved:
+        heads = (*heads[:at], "moves between layouts", *heads[at:])
+    return heads, [_layer_row(each, moved=moved) for each in layers]
+
+
+def _layer_row(each: LayerCost, *, moved: bool) -> tuple[str, ...]:
     n = len(each.layers)
     times = (
         each.forward_s,
         each.backward_s,
         each.recompute_s,
         each.parts_s,
+        *((each.moved_s,) if moved else ()),
         each.data_s,
         each.update_s,
     )

@@ -100,7 +100,7 @@ class Lives:
         state["step"] = max(n_batches, lost["step"])
         if "pushes" in state:
             state["pushes"] = lost["pushes"]
-        return self._sync.anew(state)
+        return self._sync.anew(self._algorithm, state)
 
     def _set(self, worker: int, outage: Outage | None) -> None:
         """Set a worker's next crash, of those that it has lived to see."""

@@ -26,6 +26,7 @@ class ASGD(Served, frozen=True, kw_only=True, tag="ASGD", tag_field="kind"):
 
     Attributes:
         servers: How many servers there are.
+        ahead: Pushes of a worker that may be unanswered while it computes.
     """
 
     def applied(

@@ -13,7 +13,7 @@ from ..push import Push
 from .barrier import Barrier
 from .coming_alone import undressed
 from .kind import State
-from .served import Work
+from .served_kind import Work
 
 if TYPE_CHECKING:
     import torch
@@ -38,6 +38,7 @@ class AsyncADMM(Barrier, frozen=True, kw_only=True, tag="AsyncADMM", tag_field="
 
     Attributes:
         servers: 1, so that all parameters are of the same workers.
+        ahead: 0, as it waits for one push of each worker.
         rho: Weight of the tie.
         barrier: Workers that the consensus waits for (all that are present, if fewer).
         delay: Consensuses within which each worker is heard; 1 waits for all, as synchronous ADMM.

@@ -33,6 +33,7 @@ class BackupWorkers(Barrier, frozen=True, kw_only=True, tag="BackupWorkers", tag
 
     Attributes:
         servers: 1, so that all parameters take the same gradients.
+        ahead: 0, as it waits for one push of each worker.
         backups: Gradients that a step does not wait for; it takes 1 at the least.
     """
 

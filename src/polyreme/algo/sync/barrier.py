@@ -23,8 +23,10 @@ class Barrier(Served, frozen=True, kw_only=True):
 
     Attributes:
         servers: 1.
+        ahead: 0, as it waits for one push of each worker.
     """
 
+    not_ahead: ClassVar[str] = "waits for one push of each worker"
     one_server: ClassVar[str] = "would wait for different workers, and for each other"
 
     def kept(self, algorithm: DataParallel, piece: torch.Tensor, me: Worker) -> State:

@@ -10,19 +10,20 @@ from ..feedback.kind import Turn
 
 if TYPE_CHECKING:
     from ..compose import DataParallel
+    from .served_kind import ServedKind
 
 _LATER = 1 << 40  # a step that no run comes to
 
 
-def refused(name: str, algorithm: DataParallel) -> Iterator[Violation]:
-    """What says how workers meet, of an algorithm with the sync of that name."""
-    path = "data_parallel"
+def refused(sync: ServedKind, algorithm: DataParallel) -> Iterator[Violation]:
+    """What of an algorithm needs workers that meet, and what of it this sync does not go with."""
+    path, name = "data_parallel", type(sync).__name__
     yield from _unusual(
         algorithm,
         ("topology", "aggregate"),
         f"is of workers that meet; under {name} each comes alone",
     )
-    feedback, compress = algorithm.feedback, algorithm.compress
+    feedback = algorithm.feedback
     if not feedback.alone or feedback.sends_all(Turn(step=0, lr=1.0)):
         yield Violation(
             path=f"{path}.feedback.kind",
@@ -30,12 +31,47 @@ def refused(name: str, algorithm: DataParallel) -> Iterator[Violation]:
             rule="works on what all workers sent together, and each push comes alone",
             legal='"NoFeedback", "ErrorFeedback", "WorkerMomentum"',
         )
-    if compress.at(0) != compress.at(_LATER) or compress.apart != compress:
+    for part in ("compress", "compress_back"):
+        compress = getattr(algorithm, part)
+        if compress.at(0) != compress.at(_LATER) or compress.apart != compress:
+            yield Violation(
+                path=f"{path}.{part}.kind",
+                value=type(compress).__name__,
+                rule="needs all workers at the same step",
+                legal='one that does not change with steps, such as "TopK", "QSGD"',
+            )
+    if sync.whole_answers:
+        yield from _unusual(
+            algorithm, ("compress_back",), f"is of parameters, and {name} {sync.whole_answers}"
+        )
+    yield from _unfit(sync, algorithm)
+
+
+def _unfit(sync: ServedKind, algorithm: DataParallel) -> Iterator[Violation]:
+    """Options of the sync itself, and its rule."""
+    path, name, rule = "data_parallel.sync.servers", type(sync).__name__, algorithm.rule
+    if sync.owns_momentum and (type(rule).__name__ != "SGD" or rule.keeps_momentum):
         yield Violation(
-            path=f"{path}.compress.kind",
-            value=type(compress).__name__,
-            rule="needs all workers at the same step",
-            legal='one that does not change with steps, such as "TopK", "QSGD"',
+            path="data_parallel.rule.kind",
+            value=type(rule).__name__,
+            rule=f"has its own step, and {name} is SGD with momentum",
+            legal='"SGD" without momentum',
+        )
+    if sync.servers > 1 and sync.one_server:
+        yield Violation(path=path, value=sync.servers, rule=sync.one_server, legal="1")
+    if sync.servers > 1 and not (rule.by_entry or sync.steps_at_worker):
+        yield Violation(
+            path=path,
+            value=sync.servers,
+            rule=f"splits vectors, and data_parallel.rule {type(rule).__name__} has norms",
+            legal="1",
+        )
+    if sync.ahead and sync.not_ahead:
+        yield Violation(
+            path="data_parallel.sync.ahead",
+            value=sync.ahead,
+            rule=f"leaves pushes unanswered, and {name} {sync.not_ahead}",
+            legal="0",
         )
 
 

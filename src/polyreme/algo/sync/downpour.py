@@ -13,7 +13,7 @@ from ..effects import Program
 from ..push import Push
 from .asgd import ASGD
 from .kind import State
-from .served import Work
+from .served_kind import Work
 
 if TYPE_CHECKING:
     from ..compose import DataParallel
@@ -36,6 +36,7 @@ class Downpour(ASGD, frozen=True, kw_only=True, tag="Downpour", tag_field="kind"
 
     Attributes:
         servers: How many servers there are.
+        ahead: Pushes of a worker that may be unanswered while it computes.
         push_every: Local steps between pushes.
         fetch_every: Local steps between fetches, a multiple of push_every.
     """

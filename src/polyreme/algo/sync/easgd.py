@@ -12,7 +12,8 @@ from ..push import HELLO, Push
 from . import way
 from .coming_alone import undressed
 from .kind import State
-from .served import Served, Work
+from .served import Served
+from .served_kind import Work
 
 if TYPE_CHECKING:
     import torch
@@ -36,10 +37,13 @@ class EASGD(Served, frozen=True, kw_only=True, tag="EASGD", tag_field="kind"):
 
     Attributes:
         servers: How many servers there are.
+        ahead: 0, as it pulls a model as it is.
         alpha: Share of the difference that both move (unset: 0.9 over the number of workers).
         local_steps: Steps between two pulls of a worker.
     """
 
+    not_ahead: ClassVar[str] = "pulls a model as it is"
+    whole_answers: ClassVar[str] = "sends what a model loses, which the centre gains"
     steps_at_worker: ClassVar[bool] = True
     promise: ClassVar[str] = "nobody waits for another; what a worker loses the centre gains"
     alpha: Annotated[float, msgspec.Meta(gt=0, lt=1)] | None = None

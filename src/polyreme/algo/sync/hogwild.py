@@ -34,8 +34,11 @@ class Hogwild(ASGD, frozen=True, kw_only=True, tag="Hogwild", tag_field="kind"):
 
     Attributes:
         servers: 1, who keeps the list of updates.
+        ahead: 0, as it has no pushes that travel.
     """
 
+    not_ahead: ClassVar[str] = "has no pushes that travel"
+    whole_answers: ClassVar[str] = "sends nothing over a link"
     in_memory: ClassVar[bool] = True
     one_server: ClassVar[str] = "cuts parameters, and all share them in one memory"
 

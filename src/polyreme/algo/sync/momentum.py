@@ -19,6 +19,7 @@ class ServedMomentum(Served, frozen=True, kw_only=True):
 
     Attributes:
         servers: How many servers there are.
+        ahead: Pushes of a worker that may be unanswered while it computes.
         momentum: Share of the momentum that is kept.
     """
 

@@ -10,7 +10,7 @@ from ..effects import Program
 from ..push import Push
 from .kind import State
 from .momentum import ServedMomentum, group
-from .served import Work
+from .served_kind import Work
 
 if TYPE_CHECKING:
     import torch
@@ -34,6 +34,7 @@ class OrLoMo(ServedMomentum, frozen=True, kw_only=True, tag="OrLoMo", tag_field=
 
     Attributes:
         servers: How many servers there are.
+        ahead: Pushes of a worker that may be unanswered while it computes.
         momentum: Share of the momentum that is kept over a local step.
         local_steps: Steps of a worker between two pushes.
     """

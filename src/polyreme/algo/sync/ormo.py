@@ -29,6 +29,7 @@ class OrMo(ServedMomentum, frozen=True, kw_only=True, tag="OrMo", tag_field="kin
 
     Attributes:
         servers: How many servers there are.
+        ahead: Pushes of a worker that may be unanswered while it computes.
         momentum: Share of the momentum that is kept over a group of K gradients.
     """
 
@@ -67,6 +68,7 @@ class OrMoDA(OrMo, frozen=True, kw_only=True, tag="OrMoDA", tag_field="kind"):
 
     Attributes:
         servers: How many servers there are.
+        ahead: Pushes of a worker that may be unanswered while it computes.
         momentum: Share of the momentum that is kept over a group of K gradients.
         smoothness: L of the loss: later gradients have min(lr, 1 / (4 L delay)).
     """

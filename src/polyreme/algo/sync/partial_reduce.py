@@ -140,7 +140,7 @@ class PartialReduce(Peers, frozen=True, kw_only=True, tag="PartialReduce", tag_f
         if me.rank >= me.n:
             return (yield from self._control(state, me))
         if state["awaits"]:
-            return (yield from self._reduce(state, me))
+            return (yield from self._reduce(algorithm, state, me))
         if state["new"]:
             yield Send(to=me.n, message=ready(HELLO, 0, 0.0, Numbers()))
             return {**state, "awaits": True}
@@ -153,13 +153,13 @@ class PartialReduce(Peers, frozen=True, kw_only=True, tag="PartialReduce", tag_f
         after = {**state, "params": params, "rule": rule, "clock": clock}
         return {**after, "awaits": True, "step": step + 1}
 
-    def _reduce(self, state: State, me: Worker) -> Program[State]:
+    def _reduce(self, algorithm: DataParallel, state: State, me: Worker) -> Program[State]:
         """The weighted mean of the models of a group, if all stay until they have it."""
         kinds: Kinds = ((WHOLE, Like((_N_TOLD + me.n,), "float64")),)
         received: Received = yield Recv(source=me.n, kinds=kinds)
         said, group, told, clock, *weights = received.message.packets[0].decode().tolist()
         if said != _FORMED:  # a group that is dropped before it began here, or this worker is
-            return self.anew(state) if said == _GONE else state
+            return self.anew(algorithm, state) if said == _GONE else state
         members = [worker for worker, weight in enumerate(weights) if weight != _ABSENT]
         own = (state["params"] * weights[me.rank],)
         found = yield from _apart(ring_sum(own, members, me.rank), int(group), me.n)
@@ -168,7 +168,7 @@ class PartialReduce(Peers, frozen=True, kw_only=True, tag="PartialReduce", tag_f
         received = yield Recv(source=me.n, kinds=kinds)
         said, *_ = received.message.packets[0].decode().tolist()
         if said != _TAKEN:
-            return self.anew(state) if said == _GONE else state
+            return self.anew(algorithm, state) if said == _GONE else state
         assert found is not None, "all members have it"
         after = {**state, "params": found[0], "awaits": False, "new": False}
         return {**after, "clock": int(clock), "told": int(told)}

@@ -35,7 +35,7 @@ class Peers(SyncKind, frozen=True, kw_only=True):
         """What tells a player that a worker is gone, in its name."""
         raise undefined(self, "gone")
 
-    def anew(self, state: State) -> State:
+    def anew(self, algorithm: DataParallel, state: State) -> State:
         """The state of a worker that comes, or comes back, and has no model: it asks for one."""
         return {**state, "awaits": False, "new": True}
 

@@ -31,8 +31,10 @@ class R2SP(ASGD, frozen=True, kw_only=True, tag="R2SP", tag_field="kind"):
 
     Attributes:
         servers: 1, so that all parameters take the same turns.
+        ahead: 0, as it keeps one push of each worker for its turn.
     """
 
+    not_ahead: ClassVar[str] = "keeps one push of each worker for its turn"
     promise: ClassVar[str] = "gradients are applied in a fixed order of workers"
     one_server: ClassVar[str] = "would wait for each other where workers come and go"
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from ..push import Push
 from .kind import State
@@ -28,8 +28,11 @@ class ShiftedMomentum(
 
     Attributes:
         servers: How many servers there are.
+        ahead: 0, as it keeps the momentum of one answer to each worker.
         momentum: Share of the momentum that is kept.
     """
+
+    not_ahead: ClassVar[str] = "keeps the momentum of one answer to each worker"
 
     def kept(self, algorithm: DataParallel, piece: torch.Tensor, me: Worker) -> State:
         """The momentum that each worker was last answered with."""

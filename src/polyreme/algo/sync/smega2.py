@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from ..push import Push
 from .kind import State
@@ -27,10 +27,12 @@ class SMEGA2(ServedMomentum, frozen=True, kw_only=True, tag="SMEGA2", tag_field=
 
     Attributes:
         servers: How many servers there are.
+        ahead: 0, as it sends parameters as they will be after one push of each worker.
         momentum: Share of the momentum that is kept over a cycle.
         estimate: Whether what came in the unfinished cycle counts ("cycle") or not ("plain").
     """
 
+    not_ahead: ClassVar[str] = "sends parameters as they will be after one push of each worker"
     estimate: Literal["cycle", "plain"] = "cycle"
 
     def kept(self, algorithm: DataParallel, piece: torch.Tensor, me: Worker) -> State:

@@ -10,7 +10,8 @@ import msgspec
 from ..effects import Program
 from ..push import HELLO, LEFT, Push
 from .kind import State, gradient, stride
-from .served import Served, Work
+from .served import Served
+from .served_kind import Work
 
 if TYPE_CHECKING:
     import torch
@@ -35,9 +36,11 @@ class SSP(Served, frozen=True, kw_only=True, tag="SSP", tag_field="kind"):
 
     Attributes:
         servers: How many servers there are.
+        ahead: 0, as it has workers see all of their own changes.
         staleness: Clocks that a worker may be ahead of the slowest.
     """
 
+    not_ahead: ClassVar[str] = "has workers see all of their own changes"
     steps_at_worker: ClassVar[bool] = True
     promise: ClassVar[str] = "no worker is more than `staleness` clocks ahead of another"
     staleness: Annotated[int, msgspec.Meta(ge=0)] = 3

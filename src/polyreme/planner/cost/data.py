@@ -101,7 +101,7 @@ class DataCost:
         self.profile = profile
         self.traffic = Traffic(memory)
         self._fit = Fit(profile)
-        self._host = [
+        self.host_of = [
             index for index, host in enumerate(cluster.hosts) for _ in range(host.n_devices)
         ]
         types = [cluster.device_types[host.device_type] for host in cluster.hosts]
@@ -199,7 +199,7 @@ class DataCost:
         other, then those that share tokens, then shards, then replicas. Holders of a parameter are
         taken to lie on one host.
         """
-        most = max(1, len(self._host) // layout.n_devices)  # stages may have unlike numbers
+        most = max(1, len(self.host_of) // layout.n_devices)  # stages may have unlike numbers
         hosts = self._n_hosts(layout.degrees, min(pp, most))
         if message.operation == "send":
             return self._fit.send_s(pp, message.n_bytes, hosts["stages"])
@@ -313,7 +313,7 @@ class DataCost:
     def _hosts_of_groups(self, degrees: Degrees, pp: int) -> Mapping[Over, int]:
         """Over how many hosts groups of the first devices spread at most, by who is in them."""
         inner = [getattr(degrees, axis) for axis in INNER_AXES]
-        grid = np.array(self._host[: degrees.n_devices * pp]).reshape(pp, *inner)
+        grid = np.array(self.host_of[: degrees.n_devices * pp]).reshape(pp, *inner)
         groups: dict[Over, tuple[int, ...]] = {
             "parts": (4,),
             "contexts": (3,),

@@ -23,6 +23,7 @@ from ..groups import tied_units
 from ..outline import Outline
 from ..room import Fitting
 from ..solve.instance import Array, Instance
+from .activations import waiting_bytes
 from .memory import SLACK_SHARE
 from .pipeline import StepCost
 
@@ -43,7 +44,7 @@ class LayerCosts:
         self._index = np.array([list(firsts).index(key) for key in keys])
         self.tied = [unit for unit in tied_units(self._graph) if len(unit) > 1]
         self._have = np.array(fitting.have_bytes, dtype=float)
-        self._least_pass_s = functools.cache(self._all_passes_s)
+        self._alone = functools.cache(self._alone_s)
         self._crossing = functools.cache(cost.crossing_s)
         self._known: dict[Any, float] = {}
 
@@ -69,7 +70,7 @@ class LayerCosts:
         stored, saved = self._bytes(outline)
         memory = np.stack(
             [
-                stored[self._index] + held * size * saved[self._index]
+                stored[self._index] + held * saved[self._index]
                 for held in in_flight(order, pp, n_stages, microbatches)
             ]
         )
@@ -92,19 +93,20 @@ class LayerCosts:
 
     def least_s(self, outline: Outline) -> float:
         """A time that no assignment goes below: computation alone, shared out evenly."""
-        layout = outline.layout
-        total_s = self._least_pass_s(layout.tp, layout.cp, outline.microbatch)
-        n_stages = len(outline.space.sizes) or 1
-        alpha, beta = _weights(outline)
-        return alpha * total_s + beta * total_s / n_stages
+        return evenly_s(outline, float(self.alone_s(outline).sum()))
 
-    def _all_passes_s(self, tp: int, cp: int, size: int) -> float:
-        """Both passes of all layers over a microbatch, of one tensor part of a context."""
+    def alone_s(self, outline: Outline) -> Array:
+        """Seconds (L) of both passes of each layer over a microbatch, of one device alone."""
+        return self._alone(outline.layout.tp, outline.layout.cp, outline.microbatch)
+
+    def _alone_s(self, tp: int, cp: int, size: int) -> Array:
         once, share = Strategy(tp=tp, cp=cp), self.cost.traffic.parts.share
-        return sum(
-            sum(self.cost.data.layer_passes(layer.name, once, size, share(layer.name, once)))
-            for layer in self._graph.layers
-        )
+        passes = [
+            sum(self.cost.data.layer_passes(name, once, size, share(name, once)))
+            for name in self._kinds
+        ]
+        found: Array = np.array(passes, float)[self._index]
+        return found
 
     def _draft(self, outline: Outline) -> Draft:
         """One that stands for the layout, where prices ask for a draft."""
@@ -127,7 +129,7 @@ class LayerCosts:
         return self._known[key]
 
     def _bytes(self, outline: Outline) -> tuple[Array, Array]:
-        """Of each class and strategy: stored bytes, and what a sample leaves for its backward."""
+        """Of each class and strategy: stored bytes, and those that wait of one microbatch."""
         stored, saved = [], []
         for name in self._kinds:
             times = self._profile.layers[self._graph.layer(name).kind]
@@ -138,8 +140,7 @@ class LayerCosts:
                 buffers = self._memory.kept_bytes(name, strategy, outline.microbatches)
                 buffers += self._memory.classes.shapes[name].buffer_bytes
                 row.append(states + (1 + SLACK_SHARE) * buffers)
-                each = times.kept_of_part if strategy.recompute else times.saved_of_part
-                own = each(strategy.tp, sp=strategy.sp) / strategy.cp
+                own = waiting_bytes(times, strategy, outline.microbatch)
                 row_saved.append((1 + SLACK_SHARE) * own)
             stored.append(row)
             saved.append(row_saved)
@@ -164,6 +165,12 @@ class LayerCosts:
         )
         found: Array = capacity - self._profile.context_bytes / shared
         return found
+
+
+def evenly_s(outline: Outline, total_s: float) -> float:
+    """Seconds of a step whose stages share so many seconds a microbatch evenly."""
+    alpha, beta = _weights(outline)
+    return alpha * total_s + beta * total_s / (len(outline.space.sizes) or 1)
 
 
 def _weights(outline: Outline) -> tuple[float, float]:

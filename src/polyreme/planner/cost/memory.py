@@ -15,13 +15,11 @@ import msgspec
 from ...graph.layer import LayerGraph
 from ...plan.grid import even_degrees
 from ...plan.ir import LayerPlan, Precision, Workload, degree, devices
-from ...plan.order import ORDERS
-from ...plan.order.kind import Ranks, steady
-from ...plan.play import Costs
-from ...profile.record import LayerTimes, Profile
+from ...profile.record import Profile
 from ..draft import Draft, Strategy
 from ..groups import Classes, Groups
 from ..shapes import ParamShape
+from .activations import Activations, waiting_bytes
 
 SCALAR_BYTES = 4  # a step count is float32 whatever the precision
 SLACK_SHARE = 0.05  # of what is allocated anew in each step; assumed: rounding, fragments
@@ -120,6 +118,7 @@ class Memory:
         self.tp = tp
         self.widths = WIDTHS[workload.precision] if widths is None else widths
         self.classes = Classes(graph, tp)
+        self.activations = Activations(graph, self.classes)
         self._store = functools.cache(self._stored)
         self.unit = functools.cache(self._unit)
 
@@ -176,11 +175,7 @@ class Memory:
         groups = self.classes.groups(draft, names if draft.stages else None)
         held = self._storage(groups, shard_index)
         size, cp = draft.microbatch, draft.strategy.cp
-        kept, again = self._kept_activations(groups, profile, size), 0
-        if any(strategy.recompute for _, strategy, _ in groups.layers):
-            again = self._again_bytes(draft, profile, pipe)
-        if draft.stages:
-            kept = self._in_flight_bytes(draft, profile, pipe)
+        kept, fullest = self.activations(draft, profile, pipe)
         logits, gradient = self._logits_bytes(draft.strategy) if self._last_in(names) else (0, 0)
         waiting, moving = self._moving_bytes(groups, draft.microbatches)
         buffer_bytes = sum(
@@ -188,7 +183,7 @@ class Memory:
         )
         activations, logits, buffers = max(
             (kept, math.ceil(logits * size / cp), waiting + buffer_bytes),
-            (kept + again, math.ceil(gradient * size / cp), moving + buffer_bytes),
+            (fullest, math.ceil(gradient * size / cp), moving + buffer_bytes),
             key=sum,
         )
         return {
@@ -246,63 +241,13 @@ class Memory:
     def _last_in(self, names: Sequence[str]) -> bool:
         return self.graph.output.rpartition(".")[0] in names
 
-    def _in_flight_bytes(self, draft: Draft, profile: Profile, pipe: int) -> int:
-        """Saved bytes at the fullest moment of a pipeline rank's order."""
-        saved = {
-            stage: self._kept_activations(
-                self.classes.groups(draft, names), profile, draft.microbatch
-            )
-            for stage, (names, pipes) in enumerate(zip(draft.stages, draft.holders, strict=True))
-            if pipe in pipes
-        }
-        held = most = 0
-        actions = draft.actions or _equal_stages(draft.order, draft.pp, draft.microbatches)
-        n_slices = 1 + max(action.token_slice for action in actions[pipe])
-        for action in actions[pipe]:
-            each = saved[action.stage] // n_slices
-            if action.kind == "F":
-                held += each
-            elif action.kind in "BW":
-                held -= each
-            most = max(most, held)
-        return most
-
     def layer_bytes(self, name: str, draft: Draft, profile: Profile) -> int:
         """What one layer alone takes on the fullest device: states and saved tensors."""
         held = self.layer_storage(name, draft.strategies[name], 0)
         times = profile.layers[self.graph.layer(name).kind]
-        saved = _saved_bytes(times, draft.strategies[name], draft.microbatch)
+        saved = waiting_bytes(times, draft.strategies[name], draft.microbatch)
         states = held.parameters + held.gradients + held.optimizer
         return states + saved
-
-    def _kept_activations(self, groups: Groups, profile: Profile, size: int) -> int:
-        """What all layers keep of a microbatch for their backward passes."""
-        kept = 0
-        for index, strategy, count in groups.layers:
-            times = profile.layers[self.classes.layers[index].kind]
-            kept += _saved_bytes(times, strategy, size) * count
-        return kept
-
-    def _again_bytes(self, draft: Draft, profile: Profile, pipe: int) -> int:
-        """What is alive beyond that while a layer is recomputed, at the layer where it is most.
-
-        By then, layers after it in its stage have freed what they kept.
-        """
-        stages = draft.stages or (tuple(draft.strategies),)
-        held = [names for names, pipes in zip(stages, draft.holders, strict=True) if pipe in pipes]
-        most, size = 0, draft.microbatch
-        for names in held:
-            alive = beyond = 0
-            for name in names:
-                times = profile.layers[self.graph.layer(name).kind]
-                strategy = draft.strategies[name]
-                alive += _saved_bytes(times, strategy, size)
-                if strategy.recompute:
-                    again = times.again_of_part(strategy.tp, sp=strategy.sp)
-                    again = math.ceil(again * size / strategy.cp)
-                    beyond = max(beyond, alive + again + times.fixed_bytes.again)
-            most = max(most, beyond - alive)
-        return most
 
     def _logits_bytes(self, strategy: Strategy) -> tuple[int, int]:
         """In the loss, and in the layers' backward pass; a sample.
@@ -349,23 +294,6 @@ class Memory:
         shapes = [self.classes.layers[member].shapes for member in self.classes.units[index]]
         params = [param for layer in shapes for param in layer.params]
         return count_unit(params, parts, looks_up=all(layer.looks_up for layer in shapes))
-
-
-def _saved_bytes(times: LayerTimes, strategy: Strategy, size: float) -> int:
-    """What a part of a layer keeps of a microbatch of so many samples for its backward pass."""
-    tp, sp, size = strategy.tp, strategy.sp, size / strategy.cp
-    if strategy.recompute:
-        return math.ceil(times.kept_of_part(tp, sp=sp) * size) + times.fixed_bytes.recompute
-    return math.ceil(times.saved_of_part(tp, sp=sp) * size) + times.fixed_bytes.saved
-
-
-@functools.lru_cache(maxsize=64)
-def _equal_stages(order: str, pp: int, microbatches: int) -> Ranks:
-    """What an order plays where all stages are alike."""
-    found = ORDERS[order]
-    if found.in_flight(0, pp, microbatches) is None:  # not more of many than of some
-        microbatches = steady(microbatches, pp)
-    return found.actions(pp, microbatches, Costs.equal(len(found.placements(pp))))
 
 
 def count_unit(params: Iterable[ParamShape], parts: int, *, looks_up: bool) -> Unit:

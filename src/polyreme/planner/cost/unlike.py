@@ -1,11 +1,10 @@
 """Drafts whose layers are laid out unlike each other: time, and memory by cause.
 
 A layer's own passes, exchanges and bytes are those that it has where all layers are laid out as it
-is. Between two layouts a microbatch's values move: where both hold the same share of it, each
-device gathers from those among whom the shares change places, forward and backward; where the one
-that reads holds more, it gathers forward, and its gradient is only cut; where it holds less, the
-other way round. What a layer exchanges once a step hides behind its own passes alone. Sums over
-holders of one parameter are left out.
+is. Between two layouts a microbatch's values move (`moves`): forward each device gets what it lacks
+of what the layer that reads takes, backward what it lacks of the gradients of what it made. What a
+layer exchanges once a step hides behind its own passes alone. Sums over holders of one parameter
+are left out.
 """
 
 from __future__ import annotations
@@ -19,13 +18,15 @@ import msgspec
 from ...graph.layer import LayerGraph
 from ...plan.order import ORDERS
 from ...plan.play import Costs, play
+from ...profile.fit import Fit
 from ...profile.record import Profile
 from ..draft import Draft, Strategy
+from .activations import activation_bytes, waiting_bytes
 from .data import RankTime, StepTime
 from .exchange import usual
 from .layers import LayerCosts, in_flight
 from .memory import SLACK_SHARE, Memory, Storage
-from .message import Message
+from .moves import lack
 
 
 class UnlikeCost:
@@ -36,7 +37,9 @@ class UnlikeCost:
     ) -> None:
         self._graph, self._profile, self._of = graph, profile, costs_of
         self._names = [layer.name for layer in graph.layers]
-        self._moved = functools.cache(self._moved_s)
+        self._fit, host_of = Fit(profile), costs_of(1).cost.data.host_of
+        self._lack = functools.cache(functools.partial(lack, host_of=host_of))
+        self._lacked = functools.cache(self._lacked_s)
         self._crossing_bytes = functools.cache(self._crossed_bytes)
 
     def __call__(self, draft: Draft) -> StepTime:
@@ -82,16 +85,20 @@ class UnlikeCost:
         )
 
     def _step(self, draft: Draft, makespan_s: float) -> StepTime:
-        once = [
-            [self._once(draft, name) for name in names]
-            for names in draft.stages or (tuple(draft.strategies),)
-        ]
+        stages = draft.stages or (tuple(draft.strategies),)
+        once = [[self._once(draft, name) for name in names] for names in stages]
         exposed_s = max(sum(each.exposed_comm_s for each in own) for own in once)
         update_s = max(sum(each.update_s for each in own) for own in once)
+        parts_s = [0.0] * draft.pp  # of each pipeline rank, inside its passes
+        for names, pipes in zip(stages, draft.holders, strict=True):
+            each_s = sum(self._beside_s(draft, name) for name in names)
+            for pipe in pipes:
+                parts_s[pipe] += each_s * draft.microbatches / len(pipes)
+        inside_s = min(max(parts_s), makespan_s)
         return StepTime(
-            compute_s=makespan_s + update_s,
-            comm_s=exposed_s,
-            exposed_comm_s=exposed_s,
+            compute_s=makespan_s - inside_s + update_s,
+            comm_s=exposed_s + inside_s,
+            exposed_comm_s=exposed_s + inside_s,
             update_s=update_s,
         )
 
@@ -109,23 +116,21 @@ class UnlikeCost:
             for name in names if pipe in pipes else ():
                 strategy = draft.strategies[name]
                 memory = self.memory(strategy)
-                size = draft.microbatch_of(strategy) / strategy.cp
+                size = draft.microbatch_of(strategy)
                 held += memory.layer_storage(name, strategy, 0)
                 times = self._profile.layers[self._graph.layer(name).kind]
-                tp, sp = strategy.tp, strategy.sp
-                whole = own = times.saved_of_part(tp, sp=sp) * size
-                if strategy.recompute:
-                    own = times.kept_of_part(tp, sp=sp) * size
-                    beyond = max(beyond, alive + own + whole)
+                own = waiting_bytes(times, strategy, size)
                 kept += n_flying * own
                 alive += own
+                if strategy.recompute:
+                    beyond = max(beyond, alive + activation_bytes(times, strategy, size).again)
                 shapes = memory.classes.layers[memory.classes.layer_of[name]].shapes
                 buffers += shapes.buffer_bytes
                 buffers += memory.kept_bytes(name, strategy, draft.microbatches)
                 most["passing"].append(memory.passing_bytes(name, strategy))
                 most["reducing"].append(memory.reducing_bytes(name, strategy))
                 if name == self._graph.output.rpartition(".")[0]:
-                    logits = memory.loss_bytes(strategy) * size
+                    logits = memory.loss_bytes(strategy) * size / strategy.cp
             again = max(again, beyond - alive)
         passing = sorted(most["passing"])[-2:]
         buffers += sum(passing) + passing[-1] + max(most["reducing"])
@@ -157,13 +162,27 @@ class UnlikeCost:
             there_s, back_s = cost.passes_s(name, strategy, size, draft.pp)
             forward_s, backward_s = forward_s + there_s, backward_s + back_s
             later_s += back_s / 2 if strategy.halves else 0.0
-            at = self._names.index(name)
-            if at:
-                before = draft.strategies[self._names[at - 1]]
-                microbatch = size * strategy.data
-                there_s, back_s = self.moved_s(before, strategy, at - 1, microbatch, draft.pp)
-                forward_s, backward_s = forward_s + there_s, backward_s + back_s
+            there_s, back_s = self.brought_s(draft, name)
+            forward_s, backward_s = forward_s + there_s, backward_s + back_s
         return forward_s, backward_s, later_s
+
+    def _beside_s(self, draft: Draft, name: str) -> float:
+        """Seconds a microbatch of what a layer's passes exchange, and of what moves before it."""
+        strategy = draft.strategies[name]
+        cost, size = self._of(strategy.tp).cost, draft.microbatch_of(strategy)
+        share = cost.traffic.parts.share(name, strategy)
+        alone_s = sum(cost.data.layer_passes(name, strategy, size, share))
+        passes_s = sum(cost.passes_s(name, strategy, size, draft.pp))
+        return passes_s - alone_s + sum(self.brought_s(draft, name))
+
+    def brought_s(self, draft: Draft, name: str) -> tuple[float, float]:
+        """Forward and backward seconds a microbatch of what moves between a layer and the last."""
+        at = self._names.index(name)
+        if not at:
+            return 0.0, 0.0
+        before, strategy = draft.strategies[self._names[at - 1]], draft.strategies[name]
+        microbatch = draft.microbatch_of(strategy) * strategy.data
+        return self.moved_s(before, strategy, at - 1, microbatch, draft.pp)
 
     def moved_s(
         self, before: Strategy, after: Strategy, cut: int, microbatch: int, pp: int
@@ -172,34 +191,17 @@ class UnlikeCost:
 
         `microbatch` is that of all devices of a stage together, in samples.
         """
-        n_bytes = self._crossing_bytes(cut, microbatch)
-        return self._moved(before.layout, after.layout, n_bytes, pp)
+        n_bytes, had, has = self._crossing_bytes(cut, microbatch), _places(before), _places(after)
+        return self._lacked(had, has, n_bytes, pp), self._lacked(has, had, n_bytes, pp)
 
-    def _moved_s(
-        self, before: Strategy, after: Strategy, n_bytes: int, pp: int
-    ) -> tuple[float, float]:
-        had, wanted = _holds(before), _holds(after)
-        if (before.data, had) == (after.data, wanted):
-            return 0.0, 0.0
-        wider = before if before.tp > after.tp else after
-
-        def gathered_s(whole: float, own: float) -> float:
-            n_ranks = max(2, math.ceil(whole / own))
-            message = Message(
-                operation="all_gather",
-                over="parts",
-                n_ranks=n_ranks,
-                n_bytes=math.ceil(n_bytes * whole),
-            )
-            return self._of(wider.tp).cost.data.price_s(wider, pp, message)
-
-        if had == wanted:
-            among = math.ceil(max(before.data, after.data) / min(before.data, after.data))
-            each = gathered_s(among * had, had)
-            return each, each
-        if had < wanted:
-            return gathered_s(wanted, had), 0.0
-        return 0.0, gathered_s(had, wanted)
+    def _lacked_s(self, had: Strategy, wanted: Strategy, n_bytes: int, pp: int) -> float:
+        """Seconds to get what lacks, as a gather in which each device gets as many bytes."""
+        lacking = self._lack(had, wanted, pp)
+        if lacking is None:
+            return 0.0
+        return self._fit.collective_s(
+            "all_gather", lacking.n_ranks, lacking.gathered_bytes(n_bytes), lacking.n_hosts
+        )
 
     def _crossed_bytes(self, cut: int, microbatch: int) -> int:
         """Of all that is made before a cut and read after it."""
@@ -220,6 +222,6 @@ class UnlikeCost:
         return crossing[self._names.index(names[-1])]
 
 
-def _holds(strategy: Strategy) -> float:
-    """The share of a microbatch's values that each device has between layers."""
-    return 1 / (strategy.sharers * (strategy.tp if strategy.sp else 1))
+def _places(strategy: Strategy) -> Strategy:
+    """A layout as far as it says where values are: shards have them as replicas do."""
+    return Strategy(replica=strategy.data, cp=strategy.cp, tp=strategy.tp, sp=strategy.sp)

@@ -69,7 +69,7 @@ class Among(Members):
                 self._states[rank] = own.joined(told[rank], state)
             else:
                 step = max(state["step"], int(home.total(rank).step) + 1)
-                self._states[rank] = self._sync.anew({**state, "step": step})
+                self._states[rank] = self._sync.anew(self._team.algorithm, {**state, "step": step})
         self._take_buffers(home)
         self._rested = True
 

@@ -90,7 +90,7 @@ class Peer:
             self._go_on(program)
         except _Again:
             program.close()
-            self.state = self.sync.anew(self.state)
+            self.state = self.sync.anew(self.algorithm, self.state)
         if self._rows:
             self._send_home(Kind.TOLD, b"".join(self._rows), number=self.told)
             self.told += 1

@@ -43,7 +43,9 @@ def play(
     gradients = team.gradients
     if isinstance(sync, Peers):
         if rank < n and life:
-            state = sync.anew({**state, "step": step + 1})  # what it had begun may have come
+            state = sync.anew(
+                job.algorithm, {**state, "step": step + 1}
+            )  # what it had begun may have come
         Peer(
             sync=sync,
             algorithm=job.algorithm,
@@ -71,7 +73,8 @@ def play(
         return
     if life:
         step += sync.per_push  # the one that it had begun may have come
-        state = sync.anew({**state, "step": step, "pushes": step // sync.per_push})
+        counts = {"step": step, "pushes": step // sync.per_push}
+        state = sync.anew(job.algorithm, {**state, **counts})
     work(
         algorithm=job.algorithm,
         me=team.workers[rank],

@@ -216,7 +216,9 @@ class Members:
     def rest(self) -> None:
         """Have all workers stop between rounds until `begin`, and take all states.
 
-        Of one that does not answer the state is that of a worker that comes anew.
+        Of one that does not answer the state is that of a worker that comes anew. Servers' states
+        do not know what workers hold, as answers are under way: those that begin from them send
+        all.
         """
         home = self._home
         if home is None or self._rested:
@@ -232,9 +234,10 @@ class Members:
             ]
             body = json.dumps(known).encode()
             whole[server] = Letter(Kind.SEND, HOME, 0, 1, 0, body)
-        given = self._asked(home, whole)
+        given, algorithm = self._asked(home, whole), self._team.algorithm
         for server, tensors in given.items():
-            self._states[server] = own.joined(tensors, self._states[server])
+            state = own.joined(tensors, self._states[server])
+            self._states[server] = self._sync.answers(algorithm).forgotten(state)
         for rank in range(self._team.n):
             if rank in rested:
                 self._states[rank] = own.joined(rested[rank], self._states[rank])
@@ -242,18 +245,21 @@ class Members:
                     if f"owes/{rank}" not in given[server]:
                         self._arrive(rank, server)
             else:
-                self._states[rank] = self._sync.anew(self._states[rank])
+                self._states[rank] = self._sync.anew(algorithm, self._states[rank])
         self._take_buffers(home)
         self._rested = True
 
     def _arrive(self, rank: int, server: int) -> None:
         """What a server had answered was under way to a worker that waits for it."""
         team, key = self._team, str(server - self._team.n)
-        if self._states[rank]["awaits"][key]:
-            answer = self._sync.reply(self._states[server], rank, team.servers[server])
-            self._states[rank] = self._sync.pulled(
-                self._states[rank], key, answer, team.workers[rank]
-            )
+        if not self._states[rank]["awaits"][key]:
+            return
+        answer, self._states[server] = self._sync.reply(
+            team.algorithm, self._states[server], rank, team.servers[server]
+        )
+        self._states[rank] = self._sync.pulled(
+            team.algorithm, self._states[rank], key, answer, team.workers[rank]
+        )
 
     def _asked(
         self, home: Home, letters: Mapping[int, Letter], *, needed: bool = True

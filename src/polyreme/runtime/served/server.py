@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from safetensors.torch import load_file, save, save_file
 
+from ...algo.answer import Answers
 from ...algo.compose import DataParallel
 from ...algo.effects import Received, Record, Recv, Send, SumShards
 from ...algo.packet import Message, from_bytes, to_bytes
@@ -31,11 +32,15 @@ TOLD = struct.Struct("<iqqd4d")
 
 @dataclass(kw_only=True)
 class Known:
-    """Of one worker: how often it was begun, its last push that came, the last in a snapshot."""
+    """Of one worker: how often it was begun, its last push that came, the last in a snapshot.
+
+    `sent` is the last answer to it where answers are packed: another would not follow on it.
+    """
 
     life: int = 0
     last: int = -1
     covered: int = -1
+    sent: Letter | None = None
 
 
 @dataclass(kw_only=True)
@@ -113,7 +118,7 @@ class Server:
         """What is known of a worker, that was begun so often."""
         known = self.known.setdefault(worker, Known())
         if life > known.life:
-            known.life, known.last, known.covered = life, -1, -1
+            known.life, known.last, known.covered, known.sent = life, -1, -1, None
             self.owes.discard(worker)
         return known
 
@@ -142,8 +147,13 @@ class Server:
             self._have(worker, known)
         elif not self.state["present"][str(worker)]:  # taken for gone while it waited
             self._play(self.form.notice(HELLO, self.state["params"], self._number, self.me), worker)
-        elif worker not in self.owes:
-            self._answer(worker, self.sync.reply(self.state, worker, self.me))
+        elif worker in self.owes:
+            return
+        elif known.sent is not None:
+            self._office.send(worker, known.sent)
+        else:
+            message, self.state = self.sync.reply(self.algorithm, self.state, worker, self.me)
+            self._answer(worker, message)
 
     def _have(self, worker: int, known: Known) -> None:
         letter = Letter(Kind.HAVE, self.me.rank, self.life, known.last, known.covered)
@@ -153,9 +163,10 @@ class Server:
         known = self.known.setdefault(worker, Known())
         self.owes.discard(worker)
         body = to_bytes(message).numpy().data
-        self._office.send(
-            worker, Letter(Kind.ANSWER, self.me.rank, self.life, known.last, known.covered, body)
-        )
+        letter = Letter(Kind.ANSWER, self.me.rank, self.life, known.last, known.covered, body)
+        if self._answers.packs:
+            known.sent = letter
+        self._office.send(worker, letter)
 
     def _asked(self, letter: Letter) -> None:
         """What home wants."""
@@ -205,6 +216,10 @@ class Server:
     def form(self) -> Any:
         """How pushes travel."""
         return self.sync.form(self.algorithm)
+
+    @property
+    def _answers(self) -> Answers:
+        return self.sync.answers(self.algorithm)
 
     @property
     def _number(self) -> int:
@@ -265,9 +280,12 @@ class Server:
         """Go on from the last snapshot, if an earlier life left one."""
         self._n_applied = 0
         path = self.folder / f"server-{self._number}.safetensors"
-        if not self.life or not path.exists():
+        if not self.life:
             return
-        self.state = own.joined(load_file(path), self.state)
+        found = own.joined(load_file(path), self.state) if path.exists() else self.state
+        self.state = self._answers.forgotten(found, self.life)
+        if not path.exists():
+            return
         kept: Mapping[str, Any] = json.loads(metadata(path)["kept"])
         self.known = {
             int(worker): Known(life=life, last=last, covered=last)

@@ -41,7 +41,7 @@ class Writer(Player):
         """What the memory has now."""
         state = self.memory.state()
         state = {**state, "params": state["params"].clone()}
-        message = self.sync.reply(state, self.me.rank, self.server)
+        message, _ = self.sync.reply(self.algorithm, state, self.me.rank, self.server)
         return Received(source=effect.source, message=message)
 
 

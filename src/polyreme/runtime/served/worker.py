@@ -77,6 +77,7 @@ class Player:
         self._ways = {server: _Way() for server in servers}
         self._boxes = Boxes(self.address, self.me.rank, [HOME, *servers])
         self._resting = False
+        self._packs = self.sync.answers(self.algorithm).packs
         self._send_home(Kind.UP)
         try:
             while True:
@@ -128,9 +129,16 @@ class Player:
         way.kept.append((way.last, body))
         self._boxes.send(to, Letter(Kind.PUSH, self.me.rank, self.life, way.last, 0, body))
 
-    def _wait(self, effect: Recv) -> Received:
-        """The answer of a server; what others send meanwhile is kept."""
+    def _wait(self, effect: Recv) -> Received | None:
+        """The answer of a server; what others send meanwhile is kept.
+
+        Without a wait it is one that is there, or None.
+        """
         way, start_s, patience_s = self._ways[effect.source], time.perf_counter(), _ASK_S
+        if effect.timeout_s is not None:
+            assert not effect.timeout_s, "nothing else is asked for"
+            self._listen()
+            return self._read(way, effect) if way.answers else None
         ask_s = start_s + patience_s
         while not way.answers:
             letter = self._boxes.take(_ASK_S)
@@ -145,6 +153,9 @@ class Player:
             patience_s = min(2 * patience_s, _ASK_MOST_S)
             ask_s = time.perf_counter() + patience_s
         self.blocked_s += time.perf_counter() - start_s
+        return self._read(way, effect)
+
+    def _read(self, way: _Way, effect: Recv) -> Received:
         body = way.answers.popleft()
         message = from_bytes(torch.frombuffer(bytearray(body), dtype=torch.uint8), effect.kinds)
         return Received(source=effect.source, message=message)
@@ -159,7 +170,8 @@ class Player:
         while way.kept and way.kept[0][0] <= letter.covered:
             way.kept.popleft()
         if letter.kind is Kind.ANSWER:
-            if letter.number > way.answered and letter.number == way.last:
+            # Packed answers say themselves on what they follow.
+            if self._packs or way.answered < letter.number <= way.last:
                 way.answered, way.greets = letter.number, False
                 way.answers.append(letter.body)
         elif letter.kind is Kind.HAVE:

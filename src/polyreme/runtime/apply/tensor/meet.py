@@ -104,7 +104,8 @@ class Deal(Function):
     def forward(ctx: Any, x: torch.Tensor, tp: Tp) -> torch.Tensor:
         """This part's tokens."""
         ctx.tp, ctx.n_tokens = tp, x.shape[1]
-        return own_tokens(x, tp).contiguous()
+        # Of one sample they lie in a row: as a view they would keep all tokens alive.
+        return own_tokens(x, tp).clone(memory_format=torch.contiguous_format)
 
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None]:

@@ -1,0 +1,100 @@
+"""Saved tensors of a device: what waits for backward passes, and what recomputation adds."""
+
+from __future__ import annotations
+
+import functools
+
+from ...graph.layer import LayerGraph
+from ...plan.order import ORDERS
+from ...plan.order.kind import Ranks, steady
+from ...plan.play import Costs
+from ...profile.record import KeptBytes, LayerTimes, Profile
+from ..draft import Draft, Strategy
+from ..groups import Classes, Groups
+
+
+class Activations:
+    """Those of one model's layers; `classes` as `Memory` has them."""
+
+    def __init__(self, graph: LayerGraph, classes: Classes) -> None:
+        self._graph, self._classes = graph, classes
+
+    def __call__(self, draft: Draft, profile: Profile, pipe: int = 0) -> tuple[int, int]:
+        """Bytes of saved tensors on a pipeline rank: in the loss, and at most in backward passes.
+
+        The latter are more where layers are recomputed.
+        """
+        again = 0
+        if any(draft.strategies[name].recompute for name in draft.layers_of(pipe)):
+            again = self._again_bytes(draft, profile, pipe)
+        if draft.stages:
+            kept = self._in_flight_bytes(draft, profile, pipe)
+        else:
+            kept = self._waiting(self._classes.groups(draft), profile, draft.microbatch)
+        return kept, kept + again
+
+    def _in_flight_bytes(self, draft: Draft, profile: Profile, pipe: int) -> int:
+        """Saved bytes at the fullest moment of a pipeline rank's order."""
+        saved = {
+            stage: self._waiting(self._classes.groups(draft, names), profile, draft.microbatch)
+            for stage, (names, pipes) in enumerate(zip(draft.stages, draft.holders, strict=True))
+            if pipe in pipes
+        }
+        held = most = 0
+        actions = draft.actions or _equal_stages(draft.order, draft.pp, draft.microbatches)
+        n_slices = 1 + max(action.token_slice for action in actions[pipe])
+        for action in actions[pipe]:
+            each = saved[action.stage] // n_slices
+            if action.kind == "F":
+                held += each
+            elif action.kind in "BW":
+                held -= each
+            most = max(most, held)
+        return most
+
+    def _waiting(self, groups: Groups, profile: Profile, size: int) -> int:
+        """What all layers keep of a microbatch for their backward passes."""
+        kept = 0
+        for index, strategy, count in groups.layers:
+            times = profile.layers[self._classes.layers[index].kind]
+            kept += waiting_bytes(times, strategy, size) * count
+        return kept
+
+    def _again_bytes(self, draft: Draft, profile: Profile, pipe: int) -> int:
+        """What is alive beyond that while a layer is recomputed, at the layer where it is most.
+
+        By then, layers after it in its stage have freed what they kept.
+        """
+        stages = draft.stages or (tuple(draft.strategies),)
+        held = [names for names, pipes in zip(stages, draft.holders, strict=True) if pipe in pipes]
+        most, size = 0, draft.microbatch
+        for names in held:
+            alive = beyond = 0
+            for name in names:
+                times = profile.layers[self._graph.layer(name).kind]
+                strategy = draft.strategies[name]
+                alive += waiting_bytes(times, strategy, size)
+                if strategy.recompute:
+                    beyond = max(beyond, alive + activation_bytes(times, strategy, size).again)
+            most = max(most, beyond - alive)
+        return most
+
+
+def activation_bytes(times: LayerTimes, strategy: Strategy, microbatch: int) -> KeptBytes:
+    """What a device keeps of a microbatch (samples) of a layer for its backward pass."""
+    return times.kept_bytes(microbatch, tp=strategy.tp, sp=strategy.sp, cp=strategy.cp)
+
+
+def waiting_bytes(times: LayerTimes, strategy: Strategy, microbatch: int) -> int:
+    """What of that waits for the backward pass: all, or the inputs of a recomputed layer."""
+    kept = activation_bytes(times, strategy, microbatch)
+    return kept.recompute if strategy.recompute else kept.saved
+
+
+@functools.lru_cache(maxsize=64)
+def _equal_stages(order: str, pp: int, microbatches: int) -> Ranks:
+    """What an order plays where all stages are alike."""
+    found = ORDERS[order]
+    if found.in_flight(0, pp, microbatches) is None:  # not more of many than of some
+        microbatches = steady(microbatches, pp)
+    return found.actions(pp, microbatches, Costs.equal(len(found.placements(pp))))
