@@ -5,11 +5,12 @@ from __future__ import annotations
 import random
 from collections import defaultdict, deque
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any, NamedTuple
+
+import torch
 
 from polyreme.algo.compose import DataParallel
 from polyreme.algo.effects import (
-    ANY,
     Compute,
     Computed,
     Now,
@@ -23,15 +24,22 @@ from polyreme.algo.packet import Message, from_bytes, to_bytes
 from polyreme.algo.vector import Layout
 from served import Gradient, team
 
-if TYPE_CHECKING:
-    import torch
+
+class Sent(NamedTuple):
+    """A message under way, what it belongs to, and which life of a worker it is of or for."""
+
+    message: Message
+    tag: int = 0
+    life: int = 0
 
 
 class Scattered:
     """Players on machines of any speed: what comes next is drawn, only links keep their order.
 
     A move is a gradient that is ready, a message that comes, or a wait that ends. Each worker
-    computes `batches` gradients. `after` is called after each move.
+    computes `batches` gradients. `after` is called after each move. With `crashes` a move may be
+    that a worker crashes, at any time, or is back; all are back at the end. What it had sent still
+    arrives, then the news; what was meant for an earlier life of it does not.
     """
 
     def __init__(
@@ -44,6 +52,7 @@ class Scattered:
         batches: int,
         lr: float = 0.1,
         after: Callable[[Scattered], None] = lambda _: None,
+        crashes: int = 0,
     ) -> None:
         self.algorithm, self.gradient, self.after = algorithm, gradient, after
         self.n, self.batches, self.drawn = len(starts), batches, random.Random(seed)
@@ -51,8 +60,12 @@ class Scattered:
         self.states = [
             algorithm.sync.init(algorithm, starts[me.rank % self.n].clone(), me) for me in self.team
         ]
-        self.links: defaultdict[tuple[int, int], deque[Message]] = defaultdict(deque)
-        self.here: list[deque[Received]] = [deque() for _ in self.team]
+        self.links: defaultdict[tuple[int, int], deque[Sent]] = defaultdict(deque)
+        self.here: list[deque[tuple[Received, Sent]]] = [deque() for _ in self.team]
+        self.life, self.heard = [0] * self.n, dict[tuple[int, int], int]()
+        self.gone: set[int] = set()
+        self.crashes, self.come_back = crashes, True
+        self.log: list[tuple[int, int, Message]] = []
         self.programs: list[Any] = [None] * len(self.team)
         self.wants: list[Any] = [None] * len(self.team)
         self.records: list[Record] = []
@@ -66,9 +79,9 @@ class Scattered:
     @property
     def under_way(self) -> list[tuple[int, int, Message]]:
         """Source, receiver and message of all that was sent and not read."""
-        found = [(a, b, message) for (a, b), each in self.links.items() for message in each]
+        found = [(a, b, sent.message) for (a, b), each in self.links.items() for sent in each]
         return found + [
-            (r.source, to, r.message) for to, each in enumerate(self.here) for r in each
+            (r.source, to, r.message) for to, each in enumerate(self.here) for r, _ in each
         ]
 
     def run(self) -> Scattered:
@@ -80,9 +93,15 @@ class Scattered:
             self.n_moves += 1
             if what == "comes":
                 source, to = at
-                message = self.links[at].popleft()
-                self.here[to].append(Received(source=source, message=message))
-                self._go_on(to)
+                sent = self.links[at].popleft()
+                if to >= self.n or (to not in self.gone and sent.life == self.life[to]):
+                    received = Received(source=source, message=sent.message)
+                    self.here[to].append((received, sent))
+                    self._go_on(to)
+            elif what == "crashes":
+                self._crash(at)
+            elif what == "back":
+                self._come(at)
             elif what == "computed":
                 effect = self.wants[at]
                 found = self.gradient(at, effect.batch, effect.params)
@@ -99,7 +118,28 @@ class Scattered:
                 moves.append(("computed", rank))
             if isinstance(effect, Recv) and effect.timeout_s is not None:
                 moves.append(("over", rank))
-        return moves
+        if self.crashes and moves:
+            moves += [("crashes", rank) for rank in range(self.n) if rank not in self.gone]
+        return moves + [("back", rank) for rank in sorted(self.gone) if self.come_back]
+
+    def _crash(self, rank: int) -> None:
+        self.crashes -= 1
+        self.programs[rank].close()
+        self.here[rank].clear()
+        self.wants[rank] = None
+        self.gone.add(rank)
+        sync = self.algorithm.sync
+        for server in sync.hear_of(rank, self.n):
+            self.links[rank, server].append(Sent(message=sync.gone(), life=self.life[rank]))
+
+    def _come(self, rank: int) -> None:
+        sync, lost = self.algorithm.sync, self.states[rank]
+        self.gone.remove(rank)
+        self.life[rank] += 1
+        start = torch.full_like(lost["params"], 1e6)  # nobody may be given it
+        state = sync.init(self.algorithm, start, self.team[rank])
+        self.states[rank] = sync.anew(self.algorithm, {**state, "step": lost["step"] + 1})
+        self._begin(rank)
 
     def _begin(self, rank: int) -> None:
         sync = self.algorithm.sync
@@ -110,8 +150,10 @@ class Scattered:
         effect = self.wants[rank]
         if isinstance(effect, Recv) and not over:
             answer = self._taken(rank, effect)
-            if answer is None:
+            if answer is None and not self._called(rank, effect):
                 return
+        elif isinstance(effect, Compute) and answer is None:
+            return
         self._play(rank, answer)
 
     def _play(self, rank: int, answer: Any) -> None:
@@ -125,8 +167,10 @@ class Scattered:
             answer, self.wants[rank] = None, effect
             match effect:
                 case Send():
-                    sent = from_bytes(to_bytes(effect.message), effect.message.kinds)
+                    message = from_bytes(to_bytes(effect.message), effect.message.kinds)
+                    sent = Sent(message=message, tag=effect.tag, life=self._life(rank, effect.to))
                     self.links[rank, effect.to].append(sent)
+                    self.log.append((rank, effect.to, message))
                 case Record():
                     self.records.append(effect)
                 case SumShards():
@@ -135,7 +179,7 @@ class Scattered:
                     answer = 0.01 * self.n_moves
                 case Recv():
                     answer = self._taken(rank, effect)
-                    if answer is None:
+                    if answer is None and not self._called(rank, effect):
                         return
                 case Compute():
                     return
@@ -143,9 +187,23 @@ class Scattered:
                     raise AssertionError(f"{effect} is of workers that meet")
 
     def _taken(self, rank: int, effect: Recv) -> Received | None:
-        for at, received in enumerate(self.here[rank]):
-            if effect.source in (ANY, received.source):
-                del self.here[rank][at]
-                assert received.message.kinds == effect.kinds
+        here = self.here[rank]
+        kept = [(r, sent) for r, sent in here if not effect.drops(r.source, sent.tag)]
+        here.clear()
+        here.extend(kept)
+        for at, (received, sent) in enumerate(here):
+            if effect.wants(received.source, sent.tag):
+                del here[at]
+                assert received.message.kinds in (effect.kinds, effect.brief)
+                if rank >= self.n:
+                    self.heard[rank, received.source] = sent.life
                 return received
         return None
+
+    def _called(self, rank: int, effect: Recv) -> bool:
+        return any(received.source == effect.unless for received, _ in self.here[rank])
+
+    def _life(self, source: int, to: int) -> int:
+        if source >= self.n:
+            return self.heard.get((source, to), 0)
+        return self.life[to if to < self.n else source]

@@ -7,7 +7,7 @@ import os
 import signal
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -21,10 +21,13 @@ from polyreme.algo.effects import Computed, Numbers
 from polyreme.algo.push import Push
 from polyreme.algo.rule import SGD
 from polyreme.algo.sync import Hogwild
+from polyreme.algo.sync.peers import Peers
 from polyreme.algo.vector import Layout
+from polyreme.runtime.served.among import counts
 from polyreme.runtime.served.home import Home, loaded
 from polyreme.runtime.served.memory import Memory, shared
 from polyreme.runtime.served.nursery import Nursery
+from polyreme.runtime.served.peer import Peer
 from polyreme.runtime.served.shared import roles
 from polyreme.runtime.transport.letters import Kind, Letter
 from polyreme.runtime.transport.local import HOME, Address
@@ -57,6 +60,27 @@ def be(
     players = team(algorithm, Layout.of({"w": (12,)}), n, lr=lr)
     sync, me = algorithm.sync, players[rank]
     state = sync.init(algorithm, START.clone(), me)
+
+    def found(params: torch.Tensor, batch: int) -> Computed:
+        time.sleep(pause_s * (1 + rank % 3))
+        return Computed(gradient=gradient(rank, batch, params), loss=0.0, weight=1.0, n_samples=1)
+
+    if isinstance(sync, Peers):
+        if rank < n and life:
+            state = sync.anew(algorithm, {**state, "step": step + 1})
+        Peer(
+            sync=sync,
+            algorithm=algorithm,
+            me=me,
+            state=state,
+            gradients=found,
+            buffers=tuple,
+            address=address,
+            folder=folder,
+            life=life,
+            snapshot_s=snapshot_s,
+        ).play()
+        return
     served = sync.init(algorithm, START.clone(), players[n])
     work, serve = roles(sync, address, players[n], served)
     if rank >= n:
@@ -74,10 +98,6 @@ def be(
         step += sync.per_push
         counts = {"step": step, "pushes": step // sync.per_push}
         state = sync.anew(algorithm, {**state, **counts})
-
-    def found(params: torch.Tensor, batch: int) -> Computed:
-        time.sleep(pause_s * (1 + rank % 3))
-        return Computed(gradient=gradient(rank, batch, params), loss=0.0, weight=1.0, n_samples=1)
 
     work(
         algorithm=algorithm,
@@ -112,6 +132,34 @@ class Members:
                 rows.append(self.home.told.get())
             time.sleep(0.005)
         return rows
+
+    def until(self, worker: int) -> None:
+        """Until a push of that worker comes."""
+        end_s = time.monotonic() + 120
+        while all(int(row[0]) != worker for row in self.pushed(1)):
+            assert time.monotonic() < end_s, f"worker {worker} pushes nothing"
+
+    def all_push(self) -> None:
+        """Until each worker has pushed."""
+        for worker in range(self.home.n):
+            self.until(worker)
+
+    def rested(self) -> dict[int, Mapping[str, torch.Tensor]]:
+        """States of all, between rounds, once nothing is under way."""
+        before = dict[int, dict[str, int]]()
+        for asked in range(1, 1000):
+            letters = {rank: Letter(Kind.REST, HOME, covered=asked) for rank in self.home.members}
+            told = {rank: loaded(letter) for rank, letter in self._asked(letters, 60).items()}
+            if before == counts(told):
+                return told
+            before = counts(told)
+        raise AssertionError("they do not come to rest")
+
+    def model(self, rank: int) -> torch.Tensor:
+        """What a worker or keeper has for a model now."""
+        state = loaded(self._asked({rank: Letter(Kind.SEND, HOME)}, 60)[rank])
+        weight = state.get("worker/0/weight", torch.tensor(1.0))
+        return state["worker/0/params"] / weight
 
     def rest(self, limit_s: float = 60.0) -> None:
         """Have workers stop between rounds, and the server hear of all that they did."""

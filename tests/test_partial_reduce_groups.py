@@ -13,7 +13,7 @@ from polyreme.algo.effects import Now, Numbers, Received, Record, Recv, Send
 from polyreme.algo.push import LEFT
 from polyreme.algo.rule import SGD
 from polyreme.algo.sync import PartialReduce
-from polyreme.algo.sync.partial_reduce import ready
+from polyreme.algo.sync.partial_reduce import _FORMED, _HAS, ready, waiting
 from polyreme.algo.vector import Layout
 from served import team
 
@@ -30,13 +30,14 @@ class Controller:
         self.state = sync.init(self.algorithm, torch.zeros(1), self.me)
         self.groups: list[tuple[int, ...]] = []
         self.weights: list[list[float]] = []
+        self.formed: list[tuple[int, int]] = []
         self.clock = [0] * n
         self.now_s = 0.0
 
     @property
     def waiting(self) -> set[int]:
         """Workers that wait for a group."""
-        return {int(name) for name, came in self.state["came"].items() if came}
+        return set(waiting(self.state))
 
     def comes(self, *workers: int) -> list[tuple[int, ...]]:
         """Workers have done a step; the groups that are closed by it."""
@@ -59,6 +60,13 @@ class Controller:
         return self.groups[before:]
 
     def _round(self, worker: int, message: Any) -> None:
+        """A round, and those in which members tell that they have the mean."""
+        self._play(worker, message)
+        while self.formed:
+            each, group = self.formed.pop(0)
+            self._play(each, ready(_HAS, group, 0.0, Numbers()))
+
+    def _play(self, worker: int, message: Any) -> None:
         program = self.sync.round(self.algorithm, self.state, self.me)
         told: dict[int, list[float]] = {}
         answer: Any = None
@@ -78,7 +86,10 @@ class Controller:
                 case Now():
                     answer = self.now_s
                 case Send():
-                    _, clock, *weights = effect.message.packets[0].decode().tolist()
+                    said, group, _, clock, *weights = effect.message.packets[0].decode().tolist()
+                    if said != _FORMED:
+                        continue
+                    self.formed.append((effect.to, int(group)))
                     members = {each for each, weight in enumerate(weights) if weight >= 0}
                     self.clock[effect.to] = int(clock)
                     told[effect.to] = weights

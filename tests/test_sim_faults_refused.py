@@ -106,8 +106,5 @@ def test_faults_of_workers_that_meet_are_refused(sync):
 
 
 @pytest.mark.parametrize("sync", ["PartialReduce", "ADPSGD", "AsyncPushSum"])
-def test_faults_of_workers_that_have_the_models_are_refused(sync):
-    """They ended in an assertion."""
-    (found,) = _refused([CRASH], sync)
-    assert found.path == "simulate.faults[0].kind"
-    assert f"under {sync} models are with workers" in found.rule
+def test_faults_of_workers_that_have_the_models_are_not_refused(sync):
+    assert not _refused([CRASH], sync)

@@ -149,23 +149,41 @@ class Record:
 
 @dataclass(frozen=True, kw_only=True)
 class Send:
-    """Hands a message to the network; answered with nothing, at once."""
+    """Hands a message to the network; answered with nothing, at once.
+
+    `tag` says what it belongs to, if its receiver asks for that.
+    """
 
     to: int
     message: Message
+    tag: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
 class Recv:
     """The next message of a worker, or of any (`ANY`); answered with a `Received`.
 
-    `kinds` says what it must hold (`Message.kinds` of one alike). After `timeout_s` seconds
-    without one the answer is None.
+    `kinds` says what it must hold (`Message.kinds` of one alike), `brief` what it may hold
+    instead. It has this `tag`; where that is not 0, what its source sent with lower ones is
+    dropped.
+    After `timeout_s` seconds without one the answer is None; also where there is none and the
+    player `unless` has sent something, which is there to be received then.
     """
 
     source: int
     kinds: Kinds
     timeout_s: float | None = None
+    brief: Kinds | None = None
+    tag: int = 0
+    unless: int | None = None
+
+    def wants(self, source: int, tag: int) -> bool:
+        """Whether a message from there, of that tag, is one of these."""
+        return self.source in (ANY, source) and self.tag == tag
+
+    def drops(self, source: int, tag: int) -> bool:
+        """Whether one is of something that is over."""
+        return 0 < tag < self.tag and self.source == source
 
 
 ANY = -1

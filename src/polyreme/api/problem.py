@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from ..algo.sync.served import Served
 from ..cluster import accelerator as accelerators
 from ..cluster.detect import detect
 from ..cluster.parse import first, parse
@@ -47,12 +46,11 @@ def pose(
     devices: int | None = None,
     machines: tuple[Cluster, Accelerator] | None = None,
     apart: bool = False,
-    simulated: bool = False,
 ) -> Problem:
     """The problem of a spec on the named cluster (see `cluster.parse`), or on this machine.
 
     `machines` is what `here` found before, in another process of the same command. `apart` is set
-    where each device is a worker that has the whole model, `simulated` where these are simulated.
+    where each device is a worker that has the whole model.
 
     Raises:
         ConfigError: spec, model, data and cluster do not go together; every reason.
@@ -60,13 +58,6 @@ def pose(
     there, accelerator = machines or machines_of(spec, cluster, devices)
     violations = [*check(spec, there.n_devices, trusted=("data",))]
     violations += checked(partial(split, spec, there.n_devices), "parallel") if apart else []
-    sync = spec.data_parallel.sync
-    if sync.n_servers(there.n_devices) and not (simulated or isinstance(sync, Served)):
-        name = type(sync).__name__
-        rule, legal = "is simulated alone so far", "`polyreme simulate`, another sync"
-        violations.append(
-            Violation(path="data_parallel.sync.kind", value=name, rule=rule, legal=legal)
-        )
     if violations:
         raise ConfigError(violations)
     return posed(spec, there, accelerator)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from .. import runlog
 from .. import spec as specs
+from ..algo.sync.peers import Peers
 from ..cluster.detect import hardware
 from ..errors import ConfigError, PolyremeError, Violation
 from ..plan.ir import Plan
@@ -52,6 +53,7 @@ def _run(
     progress: bool,
     start_s: float,
 ) -> runlog.Summary:
+    from ..runtime.served.among import Among
     from ..runtime.served.route import Members
     from . import ranks, starting
     from .aftermath import conclude
@@ -85,11 +87,12 @@ def _run(
         progress=progress,
         start_s=start_s,
     )
+    kind = Among if isinstance(spec.data_parallel.sync, Peers) else Members
     begin = partial(_member, (spec, cluster, accelerator, plan))
     preload, warm = (*_PRELOAD, *spec.imports), (_posed, (spec, cluster, accelerator))
     try:
         ranks.served(
-            request, problem, profile, partial(Members, begin, folder / "servers", preload, warm)
+            request, problem, profile, partial(kind, begin, folder / "servers", preload, warm)
         )
     except (PolyremeError, KeyboardInterrupt) as error:
         if starting.begun(folder, start.launch) is not None:

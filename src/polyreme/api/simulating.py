@@ -42,7 +42,7 @@ def _run(
     from .virtual import Virtual
 
     cluster, accelerator = simulated_of(spec.simulate.workers)
-    problem = pose(spec, machines=(cluster, accelerator), apart=True, simulated=True)
+    problem = pose(spec, machines=(cluster, accelerator), apart=True)
     start = starting.begin(resume, folder, uuid.uuid4().hex)
     request = ranks.Request(
         spec=spec,

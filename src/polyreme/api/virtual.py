@@ -47,8 +47,10 @@ class Virtual:
 
     @property
     def sent_bytes(self) -> int:
-        """Bytes that the first worker sent, as the log of a run in processes says."""
-        return self.simulation.sent_bytes[0]
+        """Bytes that the first worker's machine sent, as the log of a run in processes says."""
+        machine, n = self._team.algorithm.sync.machine, self._team.n
+        each = enumerate(self.simulation.sent_bytes)
+        return sum(sent for player, sent in each if machine(player, n) == machine(0, n))
 
     def begin(self) -> None:
         """What is between rounds takes no virtual time."""

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from ..algo.compose import DataParallel
 from ..algo.effects import (
-    ANY,
     Agree,
     Combine,
     Compute,
@@ -266,7 +265,7 @@ class Simulation:
                 self._send(player, effect)
             elif isinstance(effect, Recv):
                 answer = self._receive(player, effect)
-                if answer is None:
+                if answer is None and player.blocked is not None:
                     return
                 player.begun = True
             elif isinstance(effect, SumShards):
@@ -332,7 +331,8 @@ class Simulation:
         source, to, lives = player.me.rank, effect.to, self._lives
         received = Received(source=source, message=effect.message)
         life = 0 if lives is None else lives.life(source, to)
-        self._links.send(to, effect.message.nbytes, Mail(received, self.clock.now_s, life))
+        mail = Mail(received, self.clock.now_s, life, tag=effect.tag)
+        self._links.send(to, effect.message.nbytes, mail)
 
     def _notify(self, to: int, mail: Mail) -> None:
         self._links.send(to, 0, mail)
@@ -342,21 +342,34 @@ class Simulation:
             return
         player = self._players[to]
         wants = player.blocked
-        if not isinstance(wants, Recv) or wants.source not in (ANY, mail.received.source):
+        source = mail.received.source
+        if not isinstance(wants, Recv) or not wants.wants(source, mail.tag):
             player.inbox.append(mail)
-            return
+            if not isinstance(wants, Recv) or wants.unless != source:
+                return
+            answer = None
+        else:
+            answer = self._read(player, wants, mail)
         waited_s = max(mail.sent_s - player.since_s, 0.0)
         player.spent.wait_s += waited_s
         player.spent.comm_s += self.clock.now_s - player.since_s - waited_s
         player.begun = True
-        self._go_on(player, self._read(player, wants, mail))
+        self._go_on(player, answer)
 
     def _receive(self, player: Player, effect: Recv) -> Received | None:
-        """The first message that came of those that are wanted; if there is none, wait."""
+        """The first message that came of those that are wanted; if there is none, wait.
+
+        It waits if it is blocked afterwards.
+        """
+        if effect.tag:
+            inbox = player.inbox
+            inbox[:] = [m for m in inbox if not effect.drops(m.received.source, m.tag)]
         for index, mail in enumerate(player.inbox):
-            if effect.source in (ANY, mail.received.source):
+            if effect.wants(mail.received.source, mail.tag):
                 del player.inbox[index]
                 return self._read(player, effect, mail)
+        if any(mail.received.source == effect.unless for mail in player.inbox):
+            return None
         player.blocked, player.since_s = effect, self.clock.now_s
         player.n_waits += 1
         if effect.timeout_s is not None and not (self._draining and not player.begun):
@@ -368,7 +381,7 @@ class Simulation:
         if self._lives is not None:
             self._lives.hear(player.me.rank, mail)
         kinds = mail.received.message.kinds
-        if kinds != effect.kinds:
+        if kinds != effect.kinds and kinds != effect.brief:
             raise stuck.unlike(player.me.rank, mail.received.source, effect.kinds, kinds)
         return mail.received
 

@@ -22,12 +22,14 @@ class Mail(NamedTuple):
     """A message, when it was sent, and of which life of a worker it is.
 
     A notice is nobody's message: it has no bytes, and follows those that its source had sent.
+    `tag` is that of `Send`.
     """
 
     received: Received
     sent_s: float
     life: int = 0
     is_notice: bool = False
+    tag: int = 0
 
 
 class Links:

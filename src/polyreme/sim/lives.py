@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..algo.effects import Received
 from ..algo.push import LEFT
+from ..algo.sync.peers import Peers
 from ..algo.sync.served import Served
 from .clock import Clock
 from .faults import Fault
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     import torch
 
     from ..algo.compose import DataParallel
+    from ..algo.packet import Message
     from ..algo.worker import Worker
 
 
@@ -37,7 +39,8 @@ class Lives:
 
     A worker's messages are of the life that it sent them in, a server's answers of the life that it
     last heard from: so an answer to what a worker sent before it crashed never comes to the worker
-    that came back. Crashes to come keep nothing going; a worker that is to come back does.
+    that came back. Those from worker to worker are for the life that is there when they are sent.
+    Crashes to come keep nothing going; a worker that is to come back does.
     """
 
     def __init__(
@@ -50,8 +53,9 @@ class Lives:
         clock: Clock,
         acts: Acts,
     ) -> None:
-        assert isinstance(algorithm.sync, Served), "faults are of workers that have servers"
-        self._algorithm, self._sync = algorithm, algorithm.sync
+        sync = algorithm.sync
+        assert isinstance(sync, Served | Peers), "faults are of workers that have servers"
+        self._algorithm, self._sync = algorithm, sync
         self._workers, self._n = workers, workers[0].n
         self._start, self._clock, self._acts = start, clock, acts
         self._life = [0] * self._n
@@ -76,6 +80,8 @@ class Lives:
 
     def life(self, source: int, to: int) -> int:
         """Which life of a worker a message is of that it sends or is sent."""
+        if source < self._n and to < self._n:
+            return self._life[to]
         return self._life[source] if source < self._n else self._heard.get((source, to), 0)
 
     def takes(self, to: int, mail: Mail) -> bool:
@@ -91,8 +97,10 @@ class Lives:
         """The state of a worker that comes back, from counts alone of the one that it lost."""
         me = self._workers[worker]
         state = self._sync.init(self._algorithm, self._start.clone(), me)
-        counts = {"step": max(n_batches, lost["step"]), "pushes": lost["pushes"]}
-        return self._sync.anew(self._algorithm, {**state, **counts})
+        state["step"] = max(n_batches, lost["step"])
+        if "pushes" in state:
+            state["pushes"] = lost["pushes"]
+        return self._sync.anew(self._algorithm, state)
 
     def _set(self, worker: int, outage: Outage | None) -> None:
         """Set a worker's next crash, of those that it has lived to see."""
@@ -134,12 +142,16 @@ class Lives:
             self._notify(worker, self._acts.notify)
 
     def _notify(self, worker: int, how: Callable[[int, Mail], None]) -> None:
-        form, me = self._sync.form(self._algorithm), self._workers[worker]
-        for server in range(self._sync.n_servers(self._n)):
-            message = form.notice(LEFT, self._start, server, me)
-            received = Received(source=worker, message=message)
+        for server in self._sync.hear_of(worker, self._n):
+            received = Received(source=worker, message=self._gone(worker, server))
             mail = Mail(received, self._clock.now_s, self._life[worker], is_notice=True)
-            how(self._n + server, mail)
+            how(server, mail)
+
+    def _gone(self, worker: int, server: int) -> Message:
+        if isinstance(self._sync, Peers):
+            return self._sync.gone()
+        form = self._sync.form(self._algorithm)
+        return form.notice(LEFT, self._start, server - self._n, self._workers[worker])
 
 
 def _of(faults: Sequence[Fault], worker: int, seed: int) -> Iterator[Outage]:

@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 
-from ..algo.sync.served import Served
 from ..data.options import Arrays
 from ..errors import Violation
 from . import fit
@@ -210,10 +209,9 @@ def _devices(spec: Spec, n_devices: int | None) -> Iterator[Violation]:
 
 def _faults(spec: Spec) -> Iterator[Violation]:
     faults, sync = spec.simulate.faults, spec.data_parallel.sync
-    if not faults or isinstance(sync, Served):
+    if not faults or sync.n_servers(spec.simulate.workers):
         return
-    why = "models are with workers" if sync.n_servers(spec.simulate.workers) else "all workers meet"
-    rule = f"has workers that go, and under {type(sync).__name__} {why}"
+    rule = f"has workers that go, and under {type(sync).__name__} all workers meet"
     legal = 'no faults, or a data_parallel.sync with servers, such as "ASGD"'
     for index, fault in enumerate(faults):
         path, kind = f"simulate.faults[{index}].kind", fault.__struct_config__.tag

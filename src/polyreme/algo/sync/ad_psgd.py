@@ -42,9 +42,14 @@ class ADPSGD(Kept, frozen=True, kw_only=True, tag="ADPSGD", tag_field="kind"):
         """Whether an answer is waited for."""
         return {"asks": False}
 
+    def again(self, state: State) -> State:
+        """What was asked of one that was begun anew is not answered."""
+        return {**state, "asks": False}
+
     def begun(self, state: State, me: Worker) -> Program[State]:
         """An active keeper asks."""
         others = partners(self.graph, me.n)[me.rank - me.n]
+        others = tuple(other for other in others if state["present"][str(other)])
         if state["asks"] or not others:
             return state
         numbers = (_ASKS, state["progress"])

@@ -10,7 +10,7 @@ from ...errors import Violation, undefined
 from .. import exchange
 from ..effects import ANY, Numbers, Program, Received, Recv, Send
 from ..packet import Kinds, Like, Message, Packet
-from ..push import WHOLE, heading
+from ..push import HELLO, LEFT, WHOLE, heading
 from ..topology.graph import Graph
 from ..topology.graph.ring import RingGraph
 from ..vector import mean
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from ..worker import Worker
 
 _N_HEAD = 2
+_BRIEF: Kinds = ((WHOLE, Like((_N_HEAD + len(Numbers._fields),), "float64")),)
 _NOTHING = Numbers()
 
 
@@ -44,6 +45,9 @@ class Kept(Peers, frozen=True, kw_only=True):
     then, and answers with the model. `version` counts a model's changes. Each keeper reckons how
     many steps the run has done: those of its worker, averaged as models are; the learning rate
     goes by it. Nothing is kept in a round.
+
+    A keeper stays when its worker goes. It tells all others, who begin nothing with it until its
+    worker is back, and that worker begins with the model that it kept meanwhile.
 
     Attributes:
         graph: Who is whose neighbour.
@@ -81,13 +85,25 @@ class Kept(Peers, frozen=True, kw_only=True):
         """A keeper for each worker."""
         return n
 
+    def hear_of(self, worker: int, n: int) -> range:
+        """Its keeper."""
+        return range(n + worker, n + worker + 1)
+
     def machine(self, player: int, n: int) -> int:
         """A keeper is where its worker is."""
         return player % n
 
+    def models_of(self, n: int) -> range:
+        """Keepers."""
+        return range(n, 2 * n)
+
+    def gone(self) -> Message:
+        """A message without a vector."""
+        return _brief(LEFT)
+
     def whole(self, servers: Sequence[State], workers: Sequence[State] = ()) -> torch.Tensor:
-        """The mean of the models that keepers have."""
-        return mean(state["params"] for state in servers)
+        """The mean of the models that keepers of workers that are there have."""
+        return mean(state["params"] for state in there(servers))
 
     def refused(self, n: int) -> list[Violation]:
         """The graph must connect all."""
@@ -96,10 +112,11 @@ class Kept(Peers, frozen=True, kw_only=True):
     def init(self, algorithm: DataParallel, params: torch.Tensor, me: Worker) -> State:
         """Of a worker, or of a keeper."""
         if me.rank < me.n:
-            return {"params": params, "version": 0, "awaits": False, "step": 0}
+            return {"params": params, "version": 0, "awaits": False, "new": False, "step": 0}
         rule = algorithm.rule.init(params)
         counts = {"version": 0, "progress": 0.0, "step": 0}
-        return {"params": params, "rule": rule, **self.own(), **counts}
+        present = dict.fromkeys(map(str, range(me.n)), True)
+        return {"params": params, "rule": rule, **self.own(), "present": present, **counts}
 
     def round(self, algorithm: DataParallel, state: State, me: Worker) -> Program[State]:
         """A worker's push or its pull, or what a keeper does with what it hears."""
@@ -110,7 +127,11 @@ class Kept(Peers, frozen=True, kw_only=True):
             answer: Received = yield Recv(source=me.n + me.rank, kinds=_kinds(1, like))
             head, packet = answer.message.packets
             version = int(head.decode()[0])
-            return {**state, "params": packet.decode(), "version": version, "awaits": False}
+            after = {**state, "params": packet.decode(), "version": version}
+            return {**after, "awaits": False, "new": False}
+        if state["new"]:
+            yield Send(to=me.n + me.rank, message=_brief(HELLO))
+            return {**state, "awaits": True}
         own = yield from gradient(algorithm, state["params"], (state["step"],), me)
         numbers = (state["version"], 0.0)
         yield Send(to=me.n + me.rank, message=_message(numbers, own.gradient, own.numbers))
@@ -121,20 +142,36 @@ class Kept(Peers, frozen=True, kw_only=True):
     ) -> Program[State]:
         """One push of the worker, or one message of another keeper."""
         width = _N_HEAD + len(Numbers._fields)
-        received: Received = yield Recv(source=ANY, kinds=_kinds(width, like))
-        head, packet = received.message.packets
+        received: Received = yield Recv(source=ANY, kinds=_kinds(width, like), brief=_BRIEF)
+        head, *packets = received.message.packets
         told = head.decode().tolist()
         numbers, row = tuple(told[:_N_HEAD]), told[_N_HEAD:]
-        if received.source >= me.n:
-            said = Said(source=received.source, numbers=numbers, vector=packet.decode())
+        source, is_push = received.source, bool(packets)
+        if source >= me.n and is_push:
+            said = Said(source=source, numbers=numbers, vector=packets[0].decode())
             return (yield from self.heard(state, said, me))
-        after = yield from self._updated(
-            algorithm, state, packet.decode(), Numbers(*row), int(numbers[0]), me
-        )
+        here = is_push or numbers[0] != LEFT
+        after = yield from self._met(state, source % me.n, here, me)
+        if source >= me.n or not here:
+            return after
+        if is_push:
+            after = yield from self._updated(
+                algorithm, after, packets[0].decode(), Numbers(*row), int(numbers[0]), me
+            )
         model = self.model(after)
         answer = Message(packets=(heading((after["version"],)), _packet(model)))
-        yield Send(to=received.source, message=answer)
-        return (yield from self.begun(after, me))
+        yield Send(to=source, message=answer)
+        return (yield from self.begun(after, me)) if is_push else after
+
+    def _met(self, state: State, worker: int, here: bool, me: Worker) -> Program[State]:
+        """Knows whether a worker is there; the worker's keeper tells all others of a change."""
+        if state["present"][str(worker)] == here:
+            return state
+        if worker == me.rank - me.n:
+            for other in range(me.n):
+                if other != worker:
+                    yield Send(to=me.n + other, message=_brief(HELLO if here else LEFT))
+        return {**state, "present": {**state["present"], str(worker): here}}
 
     def _updated(
         self,
@@ -161,6 +198,17 @@ class Kept(Peers, frozen=True, kw_only=True):
 def tell(to: int, numbers: tuple[float, ...], vector: torch.Tensor) -> Program[None]:
     """Sends a keeper another's numbers and vector."""
     yield Send(to=to, message=_message(numbers, vector, _NOTHING))
+
+
+def there(servers: Sequence[State]) -> Sequence[State]:
+    """Keepers of workers that are there; all of them, if none is."""
+    found = [state for own, state in enumerate(servers) if state["present"][str(own)]]
+    return found or servers
+
+
+def _brief(number: int) -> Message:
+    """That a worker is there, or gone."""
+    return Message(packets=(heading((number, 0.0), (_NOTHING,)),))
 
 
 def _message(numbers: Sequence[float], vector: torch.Tensor, row: Numbers) -> Message:

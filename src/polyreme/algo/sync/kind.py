@@ -66,6 +66,10 @@ class SyncKind(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         """Servers beside n workers: players whose numbers follow those of workers."""
         return 0
 
+    def hear_of(self, worker: int, n: int) -> range:
+        """The servers that are told when a worker is gone: all."""
+        return range(n, n + self.n_servers(n))
+
     def machine(self, player: int, n: int) -> int:
         """Whose machine a player is on: between players of one, messages cost nothing."""
         return player

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, ClassVar
 
-from ...errors import Violation
+from ...errors import Violation, undefined
 from ..effects import Numbers, Record, Seen
 from . import coming_alone
-from .kind import SyncKind
+from .kind import State, SyncKind
 
 if TYPE_CHECKING:
     from ..compose import DataParallel
+    from ..packet import Message
     from ..topology.graph.kind import GraphKind
     from ..worker import Worker
 
@@ -21,12 +22,30 @@ class Peers(SyncKind, frozen=True, kw_only=True):
 
     So rules may be any, and topology, aggregate, feedback and compression are as they are unless
     given: models are averaged as they are. A step whose gradient is not finite or has no labels is
-    left out. The model that is evaluated is the mean of all workers'.
+    left out. The model that is evaluated is the mean of all workers' that are there.
     """
 
     in_step: ClassVar[bool] = False
+    remembers: ClassVar[bool] = False
+    """Whether a server is written down after each message, which must be little then."""
     promise: ClassVar[str] = "nobody waits for another"
     """What is special about it."""
+
+    def gone(self) -> Message:
+        """What tells a player that a worker is gone, in its name."""
+        raise undefined(self, "gone")
+
+    def anew(self, algorithm: DataParallel, state: State) -> State:
+        """The state of a worker that comes, or comes back, and has no model: it asks for one."""
+        return {**state, "awaits": False, "new": True}
+
+    def again(self, state: State) -> State:
+        """A server's state when it, or another, was begun anew, and is what it was before."""
+        return state
+
+    def models_of(self, n: int) -> range:
+        """Players whose states have the models that are evaluated: workers."""
+        return range(n)
 
     def agrees(self, algorithm: DataParallel) -> bool:
         """Each worker has a model of its own."""

@@ -11,7 +11,7 @@ from ..effects import Program
 from ..topology.graph import Graph
 from ..topology.graph.exponential import Exponential
 from ..topology.graph.kind import shares
-from .kept import Kept, Said, tell
+from .kept import Kept, Said, tell, there
 from .kind import State
 from .peers import picked
 
@@ -54,11 +54,11 @@ class AsyncPushSum(Kept, frozen=True, kw_only=True, tag="AsyncPushSum", tag_fiel
         return params / state["weight"] if "weight" in state else params
 
     def whole(self, servers: Sequence[State], workers: Sequence[State] = ()) -> torch.Tensor:
-        """The sum of x over that of w."""
-        params = servers[0]["params"]
-        total = sum((state["params"].double() for state in servers[1:]), params.double())
-        mean: torch.Tensor = total / sum(state["weight"] for state in servers)
-        return mean.to(params.dtype)
+        """The sum of x over that of w, of those that are there."""
+        first, *others = there(servers)
+        total = sum((state["params"].double() for state in others), first["params"].double())
+        mean: torch.Tensor = total / sum(state["weight"] for state in (first, *others))
+        return mean.to(first["params"].dtype)
 
     def reckoned(self, state: State) -> float:
         """Steps are shared as models are."""
@@ -69,7 +69,11 @@ class AsyncPushSum(Kept, frozen=True, kw_only=True, tag="AsyncPushSum", tag_fiel
         """Half of all that it has to one that takes of it."""
         number, worker, weight = state["pushes"], me.rank - me.n, state["weight"] / 2
         takes = shares(self.graph, me.n, number, me.seed)[:, worker].tolist()
-        others = [other for other, share in enumerate(takes) if share and other != worker]
+        others = [
+            other
+            for other, share in enumerate(takes)
+            if share and other != worker and state["present"][str(other)]
+        ]
         if weight < self.least_weight:
             return state
         after = {**state, "pushes": number + 1}

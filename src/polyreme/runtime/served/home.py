@@ -29,11 +29,12 @@ _END_S = 5.0
 
 @dataclass(kw_only=True)
 class _Member:
-    """One worker or server: how often it was begun, and when it was last heard of."""
+    """One worker or server: how often it was begun, when it was last heard of, what it told."""
 
     life: int = 0
     heard_s: float = field(default_factory=time.monotonic)
     silent: bool = False
+    told: int = 0
 
 
 class Spent(NamedTuple):
@@ -82,7 +83,6 @@ class Home:
         self.error: RunError | None = None
         self.faults: SimpleQueue[tuple[int, str]] = SimpleQueue()
         self._out: SimpleQueue[tuple[int, Letter]] = SimpleQueue()
-        self._n_told = 0
         self._over = False
         self._office = Office(address, HOME)
         for rank in self.members:
@@ -97,6 +97,13 @@ class Home:
     def send(self, to: int, letter: Letter) -> None:
         """Have a letter sent."""
         self._out.put((to, letter))
+
+    def leave(self, worker: int) -> None:
+        """Have servers told that a worker does not answer; it is back with its next letter."""
+        self.members[worker].silent = True
+        for server in self.servers:
+            left = Letter(Kind.LEFT, HOME, 0, worker, self.members[worker].life)
+            self._out.put((server, left))
 
     def check(self) -> None:
         """Raise RunError if the run cannot go on."""
@@ -137,14 +144,17 @@ class Home:
         if letter.life != member.life:
             return
         member.heard_s, member.silent = time.monotonic(), False
-        if letter.kind is Kind.TOLD and letter.number >= self._n_told:
-            self._n_told = letter.number + 1  # a server that went back tells some again
+        if letter.kind is Kind.UP:
+            self._tell_again(letter.source)
+        elif letter.kind is Kind.TOLD and letter.number >= member.told:
+            member.told = letter.number + 1  # a server that went back tells some again
             for row in TOLD.iter_unpack(letter.body):
                 self.told.put(row)
         elif letter.kind is Kind.DID:
             found = load(bytes(letter.body))
             self.spent[letter.source] = Spent(*found.pop("spent").tolist())
-            self.buffers[letter.source] = [found[f"buffer/{at}"] for at in range(len(found))]
+            if letter.source < self.n:
+                self.buffers[letter.source] = [found[f"buffer/{at}"] for at in range(len(found))]
         elif letter.kind is Kind.HERE:
             if letter.number < 0:
                 sys.stderr.write("polyreme: a server refused a letter without the run's token\n")
@@ -167,6 +177,9 @@ class Home:
         if rank < self.n:
             self._tell_left(rank)
         member.life, member.heard_s = member.life + 1, time.monotonic()
+        if rank >= self.n:
+            for other in self.members:
+                self._tell_again(other)
         spent = self.spent.pop(rank, Spent())
         self.before[rank] = self.before.get(rank, Spent()).plus(spent)
         self._begin(rank, member.life, int(self.before[rank].step))
@@ -184,9 +197,15 @@ class Home:
                 )
                 self._tell_left(rank)
 
+    def _tell_again(self, to: int) -> None:
+        for server in self.servers:
+            if life := self.members[server].life:
+                self._office.send(to, Letter(Kind.AGAIN, HOME, 0, server, life))
+
     def _tell_left(self, worker: int) -> None:
         for server in self.servers:
-            self._office.send(server, Letter(Kind.LEFT, HOME, 0, worker))
+            life = self.members[worker].life
+            self._office.send(server, Letter(Kind.LEFT, HOME, 0, worker, life))
 
 
 def loaded(letter: Letter) -> Mapping[str, torch.Tensor]:

@@ -8,6 +8,7 @@ from pathlib import Path
 from safetensors.torch import load_file
 
 from ...algo.sync.kind import State
+from ...algo.sync.peers import Peers
 from ...algo.sync.served import Served
 from ...data.order import arrange
 from .. import own
@@ -17,6 +18,7 @@ from ..making import alone, apply, grid_for
 from ..mesh import World
 from ..transport.local import Address
 from ..workers import Team
+from .peer import Peer
 from .shared import roles
 
 SNAPSHOT_S = 5.0
@@ -31,14 +33,33 @@ def play(
     """
     n = grid_for(job.plan).replica
     sync = job.algorithm.sync
-    assert isinstance(sync, Served)
+    assert isinstance(sync, Served | Peers)
     team = _team(job, world, n, (rank if rank < n else 0,))
     begun = team.begun()
-    work, serve = roles(sync, address, team.servers[n], begun[n])
     state: State = begun[rank]
     left = address.folder / f"state-{rank}.safetensors"
     if left.exists():
         state = own.joined(load_file(left), state)
+    gradients = team.gradients
+    if isinstance(sync, Peers):
+        if rank < n and life:
+            state = sync.anew(
+                job.algorithm, {**state, "step": step + 1}
+            )  # what it had begun may have come
+        Peer(
+            sync=sync,
+            algorithm=job.algorithm,
+            me=(team.workers | team.servers)[rank],
+            state=state,
+            gradients=lambda params, batch: gradients(rank, params, batch),
+            buffers=lambda: gradients.buffers[rank] if rank < n else (),
+            address=address,
+            folder=folder,
+            life=life,
+            snapshot_s=SNAPSHOT_S,
+        ).play()
+        return
+    work, serve = roles(sync, address, team.servers[n], begun[n])
     if rank >= n:
         serve(
             algorithm=job.algorithm,
@@ -54,7 +75,6 @@ def play(
         step += sync.per_push  # the one that it had begun may have come
         counts = {"step": step, "pushes": step // sync.per_push}
         state = sync.anew(job.algorithm, {**state, **counts})
-    gradients = team.gradients
     work(
         algorithm=job.algorithm,
         me=team.workers[rank],

@@ -17,7 +17,6 @@ from safetensors.torch import save_file
 
 from ...algo.effects import Numbers, Record, Seen
 from ...algo.sync.kind import State as WorkerState
-from ...algo.sync.served import Served
 from ...errors import RunError
 from .. import own
 from ..applied import Applied
@@ -35,7 +34,7 @@ from .nursery import Nursery
 if TYPE_CHECKING:
     import torch
 
-_PATIENCE_S = 60.0
+PATIENCE_S = 60.0
 
 
 class Begin(Protocol):
@@ -68,8 +67,7 @@ class Members:
     ) -> None:
         self._begin, self._folder, self._preload, self._warm = begin, folder, preload, warm
         self._team, self._world, self._say = team, world, say
-        assert isinstance(team.algorithm.sync, Served)
-        self._sync: Served = team.algorithm.sync
+        self._sync: Any = team.algorithm.sync
         self._home: Home | None = None
         self._rested, self._n_asked = False, 0
         self._compute_s = 0.0
@@ -120,7 +118,7 @@ class Members:
             nursery,
             address,
             n=self._team.n,
-            servers=self._sync.servers,
+            servers=len(self._team.servers),
             begin=start,
             timeout_s=self._team.job.train.timeout_s,
         )
@@ -149,7 +147,7 @@ class Members:
             steps = range(first + 1, min(first + each, stop) + 1)
             records = [_record(step, rows[at::each]) for at, step in enumerate(steps)]
             times = self._times(home, time.monotonic() - start_s, len(records))
-            before, self.sent_bytes = self.sent_bytes, int(home.total(0).sent_bytes)
+            before, self.sent_bytes = self.sent_bytes, self._sent(home)
             first = steps[-1]
             came = self._team.came(
                 records,
@@ -160,6 +158,12 @@ class Members:
             )
             faults = tuple(_taken(home.faults))
             yield [replace(came[0], faults=faults), *came[1:]]
+
+    def _sent(self, home: Home) -> int:
+        """Bytes that the first worker's machine sent."""
+        n, machine = self._team.n, self._sync.machine
+        there = (rank for rank in home.members if machine(rank, n) == machine(0, n))
+        return int(sum(home.total(rank).sent_bytes for rank in there))
 
     def _look(self, home: Home, start_s: float) -> None:
         """Raise RunError if nobody has pushed for the run's own limit."""
@@ -263,7 +267,7 @@ class Members:
         """What members answer; asked again while they do not, as one may be begun anew."""
         self._n_asked += 1  # answers to what was asked before do not count
         found: dict[int, Mapping[str, torch.Tensor]] = {}
-        end_s = time.monotonic() + _PATIENCE_S
+        end_s = time.monotonic() + PATIENCE_S
         while len(found) < len(letters):
             for rank in letters.keys() - found.keys():
                 home.send(rank, letters[rank]._replace(covered=self._n_asked))
@@ -279,7 +283,7 @@ class Members:
             if time.monotonic() > end_s:
                 if needed:
                     missing = ", ".join(map(str, sorted(letters.keys() - found.keys())))
-                    raise RunError(f"members {missing} do not answer for {_PATIENCE_S:g} s")
+                    raise RunError(f"members {missing} do not answer for {PATIENCE_S:g} s")
                 break
         return found
 
@@ -305,5 +309,5 @@ def _record(step: int, told: list[tuple[float, ...]]) -> Record:
             apart=True,
         ),
         lr=told[-1][3],
-        delays=tuple(int(row[1]) for row in told),
+        delays=tuple(int(row[1]) for row in told if row[1] >= 0),
     )

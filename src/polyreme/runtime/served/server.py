@@ -305,7 +305,7 @@ class Server:
         path, n_applied = self.folder / f"server-{self._number}.safetensors", 0
         if self.life and path.exists():
             self.state = own.joined(load_file(path), self.state)
-            kept: Mapping[str, Any] = json.loads(_metadata(path)["kept"])
+            kept: Mapping[str, Any] = json.loads(metadata(path)["kept"])
             self.known = {
                 int(worker): Known(life=life, last=last)
                 for worker, (life, last) in kept["known"].items()
@@ -338,7 +338,8 @@ def _tensor(body: bytes | memoryview) -> torch.Tensor:
     return torch.frombuffer(bytearray(body), dtype=torch.uint8)
 
 
-def _metadata(path: Path) -> dict[str, str]:
+def metadata(path: Path) -> dict[str, str]:
+    """What a safetensors file says beside its tensors."""
     from safetensors import safe_open
 
     with safe_open(path, "pt") as file:

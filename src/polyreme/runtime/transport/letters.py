@@ -25,7 +25,7 @@ class Kind(IntEnum):
     HAVE = 5
     """Server to worker: the last push that has come; those that follow are wanted again."""
     LEFT = 6
-    """Home to server: a worker is gone."""
+    """Home to server: a worker is gone; `covered` counts how often it was begun."""
     TOLD = 7
     """Server to home: what came of a push; `number` counts them."""
     DID = 8
@@ -42,13 +42,19 @@ class Kind(IntEnum):
     """Home to all: end."""
     UP = 14
     """Member to home: it is there."""
+    SAID = 15
+    """Player to player: a message of the program, `number` counts those of a link."""
+    AGAIN = 16
+    """Home to members: a server, `number`, was begun anew, for the `covered`-th time."""
 
 
 class Letter(NamedTuple):
     """A letter. `life` counts how often its sender was begun; `covered` is of answers.
 
     `covered` is the last push of the receiver that the server has written down; with home it
-    counts what home asked, so that answers to something earlier are told apart.
+    counts what home asked, so that answers to something earlier are told apart. Of what players
+    say it is the tag between workers, else how often the receiver was begun; or, from a worker to a
+    server that remembers, the last letter that came from there.
     """
 
     kind: Kind

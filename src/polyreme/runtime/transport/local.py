@@ -87,22 +87,29 @@ class Office:
 
 
 class Boxes:
-    """One member's way to several offices, letters from which come in one after another."""
+    """One member's way to offices, letters from which come in one after another.
+
+    There is a way to `offices` from the start, to others from when they are first written to.
+    """
 
     def __init__(self, address: Address, member: int, offices: Sequence[int]) -> None:
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._token = address.token
+        self._address, self._member = address, member
         self._poller = zmq.Poller()
         self._sockets: dict[int, Any] = {}
         for office in offices:
-            socket = self._context.socket(zmq.DEALER)
-            for option in (zmq.SNDHWM, zmq.RCVHWM, zmq.LINGER):
-                socket.setsockopt(option, 0)
-            socket.setsockopt(zmq.IDENTITY, address.name(member))
-            socket.setsockopt(zmq.RECONNECT_IVL, 20)
-            socket.connect(address.of(office))
-            self._sockets[office] = socket
-            self._poller.register(socket, zmq.POLLIN)
+            self._connect(office)
+
+    def _connect(self, office: int) -> None:
+        socket = self._context.socket(zmq.DEALER)
+        for option in (zmq.SNDHWM, zmq.RCVHWM, zmq.LINGER):
+            socket.setsockopt(option, 0)
+        socket.setsockopt(zmq.IDENTITY, self._address.name(self._member))
+        socket.setsockopt(zmq.RECONNECT_IVL, 20)
+        socket.connect(self._address.of(office))
+        self._sockets[office] = socket
+        self._poller.register(socket, zmq.POLLIN)
 
     def close(self, linger_s: float = 0.0) -> None:
         """Close, waiting so long for letters that are on their way."""
@@ -112,6 +119,8 @@ class Boxes:
 
     def send(self, to: int, letter: Letter) -> None:
         """Send; if the office is not there it is sent once it is."""
+        if to not in self._sockets:
+            self._connect(to)
         parts = letter.packed(self._token)
         self._sockets[to].send_multipart(parts, copy=len(parts[1]) < 65536)
 
