@@ -70,6 +70,11 @@ def violations(
     if spec is not None and (there is not None or devices is not None):
         n_devices = there.n_devices if there is not None else devices
         found.add(specs.impossible(spec, n_devices))
+        if found.violations and workers is None and n_devices is not None:
+            from .problem import with_model
+
+            whole = list(found.violations)
+            found.violations = found.of(lambda: with_model(spec, n_devices, whole)) or whole
     if spec is not None and workers is not None:
         found.add(_split(spec, workers))
     elif spec is not None:

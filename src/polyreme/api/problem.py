@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
@@ -15,12 +15,13 @@ from ..cluster.parse import first, parse
 from ..data import objective
 from ..errors import ConfigError, Violation
 from ..plan.ir import Precision, Workload
+from ..planner.refusals import allowed_degrees, of_the_model
 from ..runtime.place import is_launched, read_place
 from ..sample import SampleSpec
 from ..spec import Spec, check
 from ..spec.fit import matched
 from ..spec.partial import checked
-from ..spec.rules import workers_without_sample
+from ..spec.rules import impossible, workers_without_sample
 
 if TYPE_CHECKING:
     from ..cluster.accelerator import Accelerator
@@ -59,8 +60,30 @@ def pose(
     violations = [*check(spec, there.n_devices, trusted=("data",))]
     violations += checked(partial(split, spec, there.n_devices), "parallel") if apart else []
     if violations:
-        raise ConfigError(violations)
+        raise ConfigError(with_model(spec, there.n_devices, violations))
     return posed(spec, there, accelerator)
+
+
+def with_model(spec: Spec, n_devices: int, violations: Sequence[Violation]) -> list[Violation]:
+    """What is wrong with [parallel] alone, and what the model has to say of it.
+
+    Legal degrees are then those that the model's layers allow too. Of violations elsewhere the
+    model is not built.
+    """
+    found = [*violations]
+    if spec.parallel.plan is not None or not all(
+        each.path.startswith("parallel.") for each in found
+    ):
+        return found
+    try:
+        graph = graph_of(spec)
+    except ConfigError as error:
+        return [*found, *error.violations]
+    allowed = allowed_degrees(graph, spec.parallel, n_devices)
+    narrowed = {(each.path, each.rule): each for each in impossible(spec, n_devices, allowed)}
+    found = [narrowed.get((each.path, each.rule), each) for each in found]
+    batch = spec.train.global_batch
+    return [*found, *of_the_model(graph, batch, spec.parallel, n_devices)]
 
 
 def posed(spec: Spec, there: Cluster, accelerator: Accelerator | None) -> Problem:
