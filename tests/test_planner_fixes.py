@@ -8,7 +8,10 @@ from pathlib import Path
 import pytest
 
 from polyreme import spec as specs
+from polyreme.api import fixed
 from polyreme.api.problem import pose
+from polyreme.cluster.parse import parse_preset
+from polyreme.cluster.types import MAX_DEVICES
 from polyreme.errors import ConfigError, Violation
 
 LLAMA = Path(__file__).parent.parent / "examples" / "llama-7b.toml"
@@ -55,3 +58,31 @@ def test_all_axes_fixed_are_mended_by_one_that_the_model_allows() -> None:
     degrees = {"replica": 1, "shard": 1, "tp": 1, "cp": 1, "pp": 2}
     found = refused("preset:97xH100", *(f"{axis}={n}" for axis, n in degrees.items()))
     assert found["parallel.pp"].legal == "2 with --devices 2"
+
+
+@pytest.mark.parametrize("text", ["100000000000xH100", "3x99999999xH100", "9" * 6000 + "xH100"])
+def test_more_devices_than_there_may_be_are_told_so_and_not_the_form(text: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        parse_preset(text)
+    (violation,) = caught.value.violations
+    assert violation.rule.startswith("names ")
+    assert violation.rule.endswith(" devices")
+    assert f"<= {MAX_DEVICES}" in violation.legal
+
+
+@pytest.mark.parametrize(
+    ("axis", "rule"),
+    [
+        ("shard=-1", ">= 1"),
+        ("shard=0", ">= 1"),
+        ("shard=x", "AXIS=N"),
+        ("shard=-", "AXIS=N"),
+        ("sharp=2", "AXIS=N"),
+        ("shard=²", "AXIS=N"),
+    ],
+)
+def test_a_degree_below_1_is_an_axis_and_a_number_all_the_same(axis: str, rule: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        fixed([axis])
+    (violation,) = caught.value.violations
+    assert violation.rule.endswith(rule)

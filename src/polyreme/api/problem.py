@@ -59,31 +59,36 @@ def pose(
     there, accelerator = machines or machines_of(spec, cluster, devices)
     violations = [*check(spec, there.n_devices, trusted=("data",))]
     violations += checked(partial(split, spec, there.n_devices), "parallel") if apart else []
+    if violations and about_fixes(violations) and spec.parallel.plan is None:
+        try:
+            graph = posed(spec, there, accelerator).graph
+        except ConfigError as error:
+            raise ConfigError([*violations, *error.violations]) from None
+        violations = with_model(spec, graph, there.n_devices, violations)
     if violations:
-        raise ConfigError(with_model(spec, there.n_devices, violations))
+        raise ConfigError(violations)
     return posed(spec, there, accelerator)
 
 
-def with_model(spec: Spec, n_devices: int, violations: Sequence[Violation]) -> list[Violation]:
-    """What is wrong with [parallel] alone, and what the model has to say of it.
+def with_model(
+    spec: Spec, graph: LayerGraph, n_devices: int, violations: Sequence[Violation]
+) -> list[Violation]:
+    """Violations of [parallel] alone, with legal degrees that the model's layers allow too.
 
-    Legal degrees are then those that the model's layers allow too. Of violations elsewhere the
-    model is not built.
+    What the model and the batch say of other fixes is beside them.
     """
-    found = [*violations]
-    if spec.parallel.plan is not None or not all(
-        each.path.startswith("parallel.") for each in found
-    ):
-        return found
-    try:
-        graph = graph_of(spec)
-    except ConfigError as error:
-        return [*found, *error.violations]
     allowed = allowed_degrees(graph, spec.parallel, n_devices)
     narrowed = {(each.path, each.rule): each for each in impossible(spec, n_devices, allowed)}
-    found = [narrowed.get((each.path, each.rule), each) for each in found]
-    batch = spec.train.global_batch
-    return [*found, *of_the_model(graph, batch, spec.parallel, n_devices)]
+    found = [narrowed.get((each.path, each.rule), each) for each in violations]
+    said = {each.path for each in found}
+    theirs = of_the_model(graph, spec.train.global_batch, spec.parallel, n_devices)
+    return [*found, *(each for each in theirs if each.path not in said)]
+
+
+def about_fixes(violations: Sequence[Violation]) -> bool:
+    """Whether fixes of [parallel] are all that is wrong, so that the model can be asked too."""
+    paths = [each.path for each in violations]
+    return all(path.startswith("parallel.") and path != "parallel.plan" for path in paths)
 
 
 def posed(spec: Spec, there: Cluster, accelerator: Accelerator | None) -> Problem:
