@@ -242,7 +242,7 @@ class Members:
             if rank in rested:
                 self._states[rank] = own.joined(rested[rank], self._states[rank])
                 for server in home.servers:
-                    if f"owes/{rank}" not in given[server]:
+                    if not self._sync.owes(self._states[server], rank):
                         self._arrive(rank, server)
             else:
                 self._states[rank] = self._sync.anew(algorithm, self._states[rank])

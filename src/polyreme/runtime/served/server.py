@@ -66,7 +66,6 @@ class Server:
     life: int
     snapshot_s: float
     known: dict[int, Known] = field(default_factory=dict)
-    owes: set[int] = field(default_factory=set)
     told: int = 0
     _wanted: Letter | None = None
     _list: AppliedList = field(init=False)
@@ -126,7 +125,6 @@ class Server:
         known = self.known.setdefault(worker, Known())
         if life > known.life:
             known.life, known.last, known.sent = life, -1, None
-            self.owes.discard(worker)
         return known
 
     def _push(self, letter: Letter, known: Known) -> None:
@@ -151,7 +149,6 @@ class Server:
 
     def _deal(self, letter: Letter) -> None:
         """A push that is the next of its worker."""
-        self.owes.add(letter.source)
         before = self.state["version"]
         message = from_bytes(_tensor(letter.body), self._kinds)
         version = int(message.packets[0].decode()[1])
@@ -165,7 +162,7 @@ class Server:
             self._have(worker, known)
         elif not self.state["present"][str(worker)]:  # taken for gone while it waited
             self._hear(Letter(Kind.HELLO, worker, known.life))
-        elif worker in self.owes:
+        elif self.sync.owes(self.state, worker):
             return
         elif known.sent is not None:
             self._office.send(worker, known.sent)
@@ -179,7 +176,6 @@ class Server:
 
     def _answer(self, worker: int, message: Message) -> None:
         known = self.known.setdefault(worker, Known())
-        self.owes.discard(worker)
         body = to_bytes(message).numpy().data
         letter = Letter(Kind.ANSWER, self.me.rank, self.life, known.last, known.last, body)
         if self._answers.packs:
@@ -223,9 +219,9 @@ class Server:
         self._wanted = None
         state = self._whole()
         whole = own.apart(state) if letter.number else {"params": state["params"]}
-        owed = {f"owes/{worker}": torch.tensor(True) for worker in self.owes}
-        body = save(whole | owed)
-        answer = Letter(Kind.HERE, self.me.rank, self.life, letter.number, letter.covered, body)
+        answer = Letter(
+            Kind.HERE, self.me.rank, self.life, letter.number, letter.covered, save(whole)
+        )
         self._home.send(HOME, answer)
         return []
 
@@ -285,7 +281,6 @@ class Server:
         partial, journal = path.with_suffix(".partial"), self._open(self._n_journals + 1, new=True)
         kept = {
             "known": {w: (k.life, k.last) for w, k in self.known.items()},
-            "owes": sorted(self.owes),
             "told": self.told,
             "applied": self._list.n_rows,
             "journal": self._n_journals + 1,
@@ -310,8 +305,8 @@ class Server:
                 int(worker): Known(life=life, last=last)
                 for worker, (life, last) in kept["known"].items()
             }
-            self.owes, self.told = set(kept["owes"]), kept["told"]
-            n_applied, self._n_journals = kept["applied"], kept["journal"]
+            self.told, n_applied = kept["told"], kept["applied"]
+            self._n_journals = kept["journal"]
         self._list = AppliedList(self.folder / f"applied-{self._number}.bin", n_applied)
         self._journal = self._open(self._n_journals, new=not self.life)
         self._again = True
