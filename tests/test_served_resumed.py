@@ -12,7 +12,7 @@ from polyreme.algo.compose import DataParallel
 from polyreme.algo.effects import Computed, Send
 from polyreme.algo.packet import to_bytes
 from polyreme.algo.rule import SGD
-from polyreme.algo.sync import R2SP, SSP, AsyncADMM, BackupWorkers
+from polyreme.algo.sync import EASGD, R2SP, SSP, AsyncADMM, BackupWorkers
 from polyreme.algo.vector import Layout
 from polyreme.runtime import own
 from polyreme.runtime.served.server import Server
@@ -90,3 +90,30 @@ def test_one_that_waits_in_a_checkpoint_waits_on_when_the_run_goes_on(sync, tmp_
     assert sorted(answers) == [(0, Kind.ANSWER, 0), (1, Kind.ANSWER, -1)]
     again._took(Letter(Kind.ASK, 1, 0, -1))  # the answer was lost
     assert again._office.sent[-1][0] == 1
+
+
+@pytest.mark.parametrize("lost", ["a letter", "the server", "the worker, taken for gone"])
+def test_an_answer_of_easgd_asked_for_again_is_the_pull_of_who_asks(lost: str, tmp_path) -> None:
+    """Whoever came since, what it loses is what the centre gained of it."""
+    algorithm, players = _of(EASGD(local_steps=1, alpha=0.5))
+    server = _begun(algorithm, players[N], tmp_path)
+    server._took(_push(algorithm, players[0], START + 1))
+    server._took(_push(algorithm, players[1], START - 3))
+    (_, right), (_, other) = server._office.sent
+    if lost == "the server":
+        server = _begun(algorithm, players[N], tmp_path, life=1)
+    elif lost != "a letter":
+        server._left(0)
+        server._took(_push(algorithm, players[1], START - 3, 1))
+    server._took(Letter(Kind.ASK, 0, 0, 0))
+    to, again = server._office.sent[-1]
+    assert (to, again.kind, again.number) == (0, Kind.ANSWER, 0)
+    pull = _vector(again)
+    torch.testing.assert_close(pull, torch.full_like(pull, 0.5))
+    assert torch.equal(pull, _vector(right))
+    assert not torch.equal(pull, _vector(other))
+
+
+def _vector(answer: Letter) -> torch.Tensor:
+    """The one vector of an answer, behind its version."""
+    return torch.frombuffer(bytearray(answer.body), dtype=torch.float64)[-12:]

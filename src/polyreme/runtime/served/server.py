@@ -160,7 +160,8 @@ class Server:
         """Where is the answer to that push?"""
         if known.last < number:
             self._have(worker, known)
-        elif not self.state["present"][str(worker)]:  # taken for gone while it waited
+        elif "waits" in self.state and not self.state["present"][str(worker)]:
+            # It was taken for gone while it waited.
             self._hear(Letter(Kind.HELLO, worker, known.life))
         elif self.sync.owes(self.state, worker):
             return
