@@ -107,7 +107,7 @@ def test_an_answer_of_easgd_asked_for_again_is_the_pull_of_who_asks(lost: str, t
     if lost == "the server":
         server = _begun(algorithm, players[N], tmp_path, life=1)
     elif lost != "a letter":
-        server._left(0)
+        server._left(0, 0)
         server._took(_push(algorithm, players[1], START - 3, 1))
     server._took(Letter(Kind.ASK, 0, 0, 0))
     to, again = server._office.sent[-1]
