@@ -55,9 +55,10 @@ def _spec(folder: Path, changed: dict[str, str] | None = None) -> Path:
 SYNC = 'sync = { kind = "OrMo", servers = 2 }'
 AHEAD = """sync = { kind = "OrMo", servers = 2, ahead = 1 }
 compress_back = { kind = "TopK", ratio = 0.2 }"""
+WAITS = 'sync = { kind = "SSP", servers = 2, staleness = 0 }'
 
 
-@pytest.mark.parametrize("sync", [SYNC, AHEAD])
+@pytest.mark.parametrize("sync", [SYNC, AHEAD, WAITS])
 def test_a_run_ends_is_logged_and_goes_on_from_its_checkpoint(sync: str, tmp_path: Path) -> None:
     spec = _spec(tmp_path, {SYNC: sync})
     first = api.train(spec, out=tmp_path / "run")

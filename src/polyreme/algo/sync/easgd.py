@@ -8,7 +8,7 @@ import msgspec
 
 from ...errors import Violation
 from ..effects import Program
-from ..push import HELLO, Push
+from ..push import HELLO, LEFT, Push
 from . import way
 from .coming_alone import undressed
 from .kind import State
@@ -28,7 +28,8 @@ class EASGD(Served, frozen=True, kw_only=True, tag="EASGD", tag_field="kind"):
     Every `local_steps` steps of the rule a worker x and the centre c pull each other: x loses
     alpha (x - c) and c gains it, and the step goes along the gradient at x before. Each worker has
     a rule's state of its own. A step whose gradient is not finite is skipped, and so is the pull.
-    A rule with Nesterov's momentum makes this EAMSGD. The model is the centre.
+    A rule with Nesterov's momentum makes this EAMSGD. The model is the centre. A server keeps what
+    each worker was sent last, a vector for each.
 
     Source: Zhang, Choromanska and LeCun 2015, "Deep learning with Elastic Averaging SGD",
     algorithms 1 and 2.
@@ -59,8 +60,8 @@ class EASGD(Served, frozen=True, kw_only=True, tag="EASGD", tag_field="kind"):
         return undressed("EASGD", "pushes a model, not a change of it", algorithm)
 
     def kept(self, algorithm: DataParallel, piece: torch.Tensor, me: Worker) -> State:
-        """What the last one that came is sent."""
-        return {"sent": piece.clone()}
+        """What each was sent last."""
+        return {"sent": {str(worker): piece.clone() for worker in range(me.n)}}
 
     def work(self, algorithm: DataParallel, state: State, me: Worker) -> Program[Work]:
         """Local steps, and the model before the last of them."""
@@ -77,8 +78,11 @@ class EASGD(Served, frozen=True, kw_only=True, tag="EASGD", tag_field="kind"):
 
     def heard(self, algorithm: DataParallel, state: State, push: Push, me: Worker) -> State:
         """The centre for one that comes; no pull, unless the push counts."""
+        if push.number == LEFT:  # one that was not gone is to lose what it was told to
+            return {}
         centre = state["params"]
-        return {"sent": centre if push.number == HELLO else centre.new_zeros(centre.shape)}
+        sent = centre if push.number == HELLO else centre.new_zeros(centre.shape)
+        return {"sent": {**state["sent"], str(push.worker): sent}}
 
     def applied(
         self, algorithm: DataParallel, state: State, push: Push, lr: float, me: Worker
@@ -87,11 +91,12 @@ class EASGD(Served, frozen=True, kw_only=True, tag="EASGD", tag_field="kind"):
         (model,) = push.vectors
         alpha = 0.9 / me.n if self.alpha is None else self.alpha
         pull = alpha * (model - state["params"])
-        return {"params": state["params"] + pull, "sent": pull}
+        sent = {**state["sent"], str(push.worker): pull}
+        return {"params": state["params"] + pull, "sent": sent}
 
     def answer(self, state: State, worker: int, me: Worker) -> torch.Tensor:
         """What its model loses, or the centre to begin with."""
-        sent: torch.Tensor = state["sent"]
+        sent: torch.Tensor = state["sent"][str(worker)]
         return sent
 
     def joined(self, state: State, own: torch.Tensor, came: torch.Tensor) -> torch.Tensor:

@@ -133,6 +133,13 @@ class ServedKind(SyncKind, frozen=True, kw_only=True):
         """
         return {}, () if push.number == LEFT else (push.worker,)
 
+    def owes(self, state: State, worker: int) -> bool:
+        """Whether a server has yet to answer a worker's push.
+
+        Where all are answered at once it has not; other members have `waits`, which says it.
+        """
+        return bool("waits" in state and state["waits"][str(worker)])
+
     def answer(self, state: State, worker: int, me: Worker) -> torch.Tensor:
         """What a server sends a worker: the piece of the parameters."""
         params: torch.Tensor = state["params"]

@@ -11,7 +11,7 @@ from ...errors import RunError
 from .. import own
 from ..transport.letters import Kind, Letter
 from ..transport.local import HOME
-from .home import Home
+from .home import Home, loaded
 from .route import PATIENCE_S, Members
 
 _Told = Mapping[int, Mapping[str, torch.Tensor]]
@@ -37,7 +37,8 @@ class Among(Members):
         wanted = {rank: Letter(Kind.SEND, HOME) for rank in models if not home.members[rank].silent}
         given = self._asked(home, wanted, needed=models.start >= team.n)
         states = {
-            rank: own.joined(given[rank], _model(self._states[rank])) for rank in sorted(given)
+            rank: own.joined(loaded(given[rank]), _model(self._states[rank]))
+            for rank in sorted(given)
         }
         if not states:
             raise RunError("nobody tells of a model")
@@ -76,7 +77,9 @@ class Among(Members):
     def _told_of(self, home: Home) -> _Told:
         """States and counts of all who rest."""
         there = [rank for rank, member in home.members.items() if not member.silent]
-        told = self._asked(home, {rank: Letter(Kind.REST, HOME) for rank in there}, needed=False)
+        letters = {rank: Letter(Kind.REST, HOME) for rank in there}
+        found = self._asked(home, letters, needed=False)
+        told = {rank: loaded(letter) for rank, letter in found.items()}
         missing = [rank for rank in there if rank not in told]
         for rank in missing:
             if rank >= self._team.n:

@@ -134,7 +134,7 @@ class Members:
             home.close()
 
     def _steps(self, home: Home, first: int, stop: int) -> Iterator[list[Came]]:
-        each, n = self._sync.per_push, self._team.n
+        each, n, came_s = self._sync.per_push, self._team.n, time.monotonic()
         while first < stop:
             start_s = time.monotonic()
             rows: list[tuple[float, ...]] = []
@@ -146,7 +146,8 @@ class Members:
                     self._look(home, start_s)
             steps = range(first + 1, min(first + each, stop) + 1)
             records = [_record(step, rows[at::each]) for at, step in enumerate(steps)]
-            times = self._times(home, time.monotonic() - start_s, len(records))
+            times = self._times(home, max(rows[-1][-1] - came_s, 1e-9), len(records))
+            came_s = rows[-1][-1]
             before, self.sent_bytes = self.sent_bytes, self._sent(home)
             first = steps[-1]
             came = self._team.came(
@@ -195,7 +196,7 @@ class Members:
             self._home, {rank: Letter(Kind.SEND, HOME) for rank in self._home.servers}
         )
         self._take_buffers(self._home)
-        states = [{"params": found[rank]["params"]} for rank in sorted(found)]
+        states = [{"params": loaded(found[rank])["params"]} for rank in sorted(found)]
         self._team.gradients.put(self._sync.whole(states))
         self._team.settle_buffers(self)
 
@@ -216,36 +217,39 @@ class Members:
     def rest(self) -> None:
         """Have all workers stop between rounds until `begin`, and take all states.
 
-        Of one that does not answer the state is that of a worker that comes anew. Servers' states
-        do not know what workers hold, as answers are under way: those that begin from them send
-        all.
+        Of one that does not answer, is killed after it did, or has not had all that it asked for
+        when it came, the state is that of a worker that comes anew. Servers' states do not know
+        what workers hold, as answers are under way: those that begin from them send all.
         """
         home = self._home
         if home is None or self._rested:
             return
-        rested = self._asked(
+        letters = self._asked(
             home, {rank: Letter(Kind.REST, HOME) for rank in range(self._team.n)}, needed=False
         )
+        rested = {rank: loaded(letter) for rank, letter in letters.items()}
         whole = {}
         for server in home.servers:
             known = [
-                [rank, home.members[rank].life, int(tensors[f"last/{server}"])]
+                [rank, letters[rank].life, int(tensors[f"last/{server}"])]
                 for rank, tensors in rested.items()
             ]
             body = json.dumps(known).encode()
             whole[server] = Letter(Kind.SEND, HOME, 0, 1, 0, body)
         given, algorithm = self._asked(home, whole), self._team.algorithm
-        for server, tensors in given.items():
-            state = own.joined(tensors, self._states[server])
+        for server, letter in given.items():
+            state = own.joined(loaded(letter), self._states[server])
             self._states[server] = self._sync.answers(algorithm).forgotten(state)
         for rank in range(self._team.n):
             if rank in rested:
                 self._states[rank] = own.joined(rested[rank], self._states[rank])
-                for server in home.servers:
-                    if f"owes/{rank}" not in given[server]:
-                        self._arrive(rank, server)
-            else:
+            lives = rank in rested and letters[rank].life == home.members[rank].life
+            if not lives or self._states[rank]["new"]:
                 self._states[rank] = self._sync.anew(algorithm, self._states[rank])
+                continue
+            for server in home.servers:
+                if not self._sync.owes(self._states[server], rank):
+                    self._arrive(rank, server)
         self._take_buffers(home)
         self._rested = True
 
@@ -263,10 +267,10 @@ class Members:
 
     def _asked(
         self, home: Home, letters: Mapping[int, Letter], *, needed: bool = True
-    ) -> dict[int, Mapping[str, torch.Tensor]]:
+    ) -> dict[int, Letter]:
         """What members answer; asked again while they do not, as one may be begun anew."""
         self._n_asked += 1  # answers to what was asked before do not count
-        found: dict[int, Mapping[str, torch.Tensor]] = {}
+        found: dict[int, Letter] = {}
         end_s = time.monotonic() + PATIENCE_S
         while len(found) < len(letters):
             for rank in letters.keys() - found.keys():
@@ -279,7 +283,7 @@ class Members:
                 except Empty:
                     continue
                 if letter.source in letters and letter.covered == self._n_asked:
-                    found[letter.source] = loaded(letter)
+                    found[letter.source] = letter
             if time.monotonic() > end_s:
                 if needed:
                     missing = ", ".join(map(str, sorted(letters.keys() - found.keys())))
@@ -304,7 +308,7 @@ def _record(step: int, told: list[tuple[float, ...]]) -> Record:
     return Record(
         step=step,
         seen=Seen(
-            rows=tuple(Numbers(*row[4:]) for row in told),
+            rows=tuple(Numbers(*row[4:-1]) for row in told),
             workers=tuple(int(row[0]) for row in told),
             apart=True,
         ),
