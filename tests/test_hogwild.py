@@ -331,7 +331,8 @@ def test_a_run_is_logged_without_gap_and_goes_on_from_its_checkpoint(
     assert [event["step"] for event in steps] == list(range(1, 25))
     assert [sum(event["delays"].values()) for event in steps] == [2] * 24
     evals = [event["metrics"]["heldout_loss"] for event in events if event["kind"] == "eval"]
-    assert evals[-1] < evals[0]
+    assert len(evals) == 2
+    assert evals[-1] < steps[0]["loss"]  # the first may be late: workers do not wait for the log
     rows = read_applied(run / "servers" / "applied-0.bin")
     left = load_file(run / "servers" / "server-0.safetensors")
     assert len(rows) == _without_gap(run / "servers") == int(left["worker/0/version"])

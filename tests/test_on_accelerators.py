@@ -7,6 +7,7 @@ import dataclasses
 import pytest
 import torch
 
+from polyreme import api
 from polyreme.algo.rule import AdamW
 from polyreme.cluster.accelerator import detect
 from polyreme.runtime.launch import Launcher
@@ -88,3 +89,35 @@ def test_two_accelerators_train_what_one_trains(run, alone, plan):
 )
 def test_two_accelerators_split_a_transformer(run, alone, plan):
     _compare(run(LLAMA, 2, plan), alone["llama"])
+
+
+SERVED = """
+[model]
+kind = "mlp"
+hidden = [32]
+
+[data]
+kind = "digits"
+
+[train]
+steps = 60
+global_batch = 64
+
+[data_parallel]
+rule = { kind = "SGD", lr = 0.05 }
+compress = { kind = "TopK", ratio = 0.1 }
+compress_back = { kind = "TopK", ratio = 0.1 }
+feedback = { kind = "ErrorFeedback" }
+sync = { kind = "ASGD", servers = 2 }
+"""
+
+
+def test_workers_on_accelerators_push_to_servers_and_go_on_from_a_checkpoint(tmp_path) -> None:
+    spec = tmp_path / "spec.toml"
+    spec.write_text(SERVED)
+    first = api.train(spec, out=tmp_path / "run")
+    assert first.metrics["heldout_loss"] < 2.0
+    again = api.train(
+        spec, out=tmp_path / "run", overrides=["train.steps=80"], resume=str(tmp_path / "run")
+    )
+    assert (again.status, again.steps) == ("done", 80)

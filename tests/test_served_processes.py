@@ -19,6 +19,7 @@ from polyreme.algo.packet import to_bytes
 from polyreme.algo.rule import SGD
 from polyreme.algo.sync import ASGD, SSP, OrLoMo, OrMo
 from polyreme.algo.vector import Layout
+from polyreme.errors import RunError
 from polyreme.runtime.served.applied import read_applied
 from polyreme.runtime.served.journal import Journal
 from polyreme.runtime.served.server import Server
@@ -311,3 +312,27 @@ def test_a_letter_in_another_s_name_is_refused(tmp_path) -> None:
         box.send(7, Letter(Kind.PUSH, 2, 0, 0, 0, b"x"))
         assert office.take(0.5) is None
         box.close()
+
+
+def test_a_server_begun_anew_does_not_wait_for_who_was_silent_before(tmp_path) -> None:
+    """What it was told of them while it was stopped is lost with it."""
+    with members(_of(SSP(staleness=1)), 3, tmp_path, timeout_s=1.0) as run:
+        run.pushed(30)
+        run.kill(3, signal.SIGSTOP)
+        run.kill(2, signal.SIGSTOP)
+        end_s = time.monotonic() + 30
+        while not run.home.members[2].silent and time.monotonic() < end_s:
+            time.sleep(0.02)
+        assert run.home.members[2].silent
+        run.kill(3)
+        rows = run.pushed(200, limit_s=15.0)
+        assert {int(row[0]) for row in rows[100:]} == {0, 1}
+        run.kill(2, signal.SIGCONT)
+
+
+def test_the_end_of_the_process_that_members_are_forked_from_is_said(tmp_path) -> None:
+    with members(_of(ASGD()), 2, tmp_path) as run:
+        run.pushed(10)
+        run.nursery._process.kill()
+        with pytest.raises(RunError, match="forked from was killed"):
+            run.pushed(10**6, limit_s=15.0)

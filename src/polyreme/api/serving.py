@@ -21,6 +21,7 @@ from . import folders, steps
 from .simulating import plan_of
 
 if TYPE_CHECKING:
+    from ..algo.sync import Sync
     from ..cluster.accelerator import Accelerator
     from ..cluster.types import Cluster
     from ..data.source import Source
@@ -61,8 +62,7 @@ def _run(
     from .training import judged
 
     cluster, accelerator = here(spec, devices)
-    if spec.data_parallel.sync.in_memory and not accelerator.on_host:
-        rule = f"is memory of the host, which workers on {accelerator.name} have no part in"
+    if rule := _not_there(spec.data_parallel.sync, accelerator):
         violation = Violation(
             path="data_parallel.sync.kind",
             value=type(spec.data_parallel.sync).__name__,
@@ -107,6 +107,17 @@ def _member(
 ) -> tuple[Callable[..., Any], tuple[Any, ...]]:
     """What the process of a worker or server calls."""
     return be, (*given, *member)
+
+
+def _not_there(sync: Sync, accelerator: Accelerator) -> str:
+    """Why a sync cannot be played on such devices, if it cannot."""
+    if accelerator.on_host:
+        return ""
+    if sync.in_memory:
+        return f"is memory of the host, which workers on {accelerator.name} have no part in"
+    if isinstance(sync, Peers):
+        return f"plays models in the host's memory, not on {accelerator.name}, outside `simulate`"
+    return ""
 
 
 def _posed(spec: specs.Spec, cluster: Cluster, accelerator: Accelerator) -> tuple[Problem, Source]:

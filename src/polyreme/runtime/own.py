@@ -132,4 +132,4 @@ def _tensor(leaf: Any) -> torch.Tensor:
 
 def _as(leaf: Any, tensor: torch.Tensor) -> Any:
     """The tensor in the leaf's form: a tensor, or a number."""
-    return tensor if isinstance(leaf, torch.Tensor) else type(leaf)(tensor.item())
+    return tensor.to(leaf.device) if isinstance(leaf, torch.Tensor) else type(leaf)(tensor.item())

@@ -6,7 +6,8 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, NamedTuple
@@ -75,7 +76,7 @@ class Home:
         self._nursery, self._begin, self._timeout_s = nursery, begin, timeout_s
         self.n, self.servers = n, range(n, n + servers)
         self.members = {rank: _Member() for rank in range(n + servers)}
-        self.told: SimpleQueue[tuple[float, ...]] = SimpleQueue()
+        self.told: SimpleQueue[tuple[float, ...]] = SimpleQueue()  # as `TOLD`, and when it came
         self.here: SimpleQueue[Letter] = SimpleQueue()
         self.spent: dict[int, Spent] = {}
         self.before: dict[int, Spent] = {}
@@ -117,9 +118,10 @@ class Home:
         end_s = time.monotonic() + _END_S
         for rank in self.members:
             self._office.send(rank, Letter(Kind.END, HOME))
-        while self._nursery.processes and time.monotonic() < end_s:
-            self._nursery.ended()
-            time.sleep(_TURN_S)
+        with suppress(EOFError, OSError):  # the nursery is gone, and all with it
+            while self._nursery.processes and time.monotonic() < end_s:
+                self._nursery.ended()
+                time.sleep(_TURN_S)
         self._office.close()
 
     def _run(self) -> None:
@@ -136,7 +138,7 @@ class Home:
                 self._look()
         except RunError as error:
             self.error = error
-        except EOFError:
+        except (EOFError, OSError):
             self.error = RunError("the process that workers are forked from was killed")
 
     def _took(self, letter: Letter) -> None:
@@ -146,10 +148,14 @@ class Home:
         member.heard_s, member.silent = time.monotonic(), False
         if letter.kind is Kind.UP:
             self._tell_again(letter.source)
+            if letter.source in self.servers:  # what an earlier life was told may be lost with it
+                for worker in range(self.n):
+                    if self.members[worker].silent:
+                        self._tell_left(worker, [letter.source])
         elif letter.kind is Kind.TOLD and letter.number >= member.told:
             member.told = letter.number + 1  # a server that went back tells some again
             for row in TOLD.iter_unpack(letter.body):
-                self.told.put(row)
+                self.told.put((*row, member.heard_s))
         elif letter.kind is Kind.DID:
             found = load(bytes(letter.body))
             self.spent[letter.source] = Spent(*found.pop("spent").tolist())
@@ -202,8 +208,8 @@ class Home:
             if life := self.members[server].life:
                 self._office.send(to, Letter(Kind.AGAIN, HOME, 0, server, life))
 
-    def _tell_left(self, worker: int) -> None:
-        for server in self.servers:
+    def _tell_left(self, worker: int, servers: Sequence[int] | None = None) -> None:
+        for server in self.servers if servers is None else servers:
             life = self.members[worker].life
             self._office.send(server, Letter(Kind.LEFT, HOME, 0, worker, life))
 

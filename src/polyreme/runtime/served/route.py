@@ -134,7 +134,7 @@ class Members:
             home.close()
 
     def _steps(self, home: Home, first: int, stop: int) -> Iterator[list[Came]]:
-        each, n = self._sync.per_push, self._team.n
+        each, n, came_s = self._sync.per_push, self._team.n, time.monotonic()
         while first < stop:
             start_s = time.monotonic()
             rows: list[tuple[float, ...]] = []
@@ -146,7 +146,8 @@ class Members:
                     self._look(home, start_s)
             steps = range(first + 1, min(first + each, stop) + 1)
             records = [_record(step, rows[at::each]) for at, step in enumerate(steps)]
-            times = self._times(home, time.monotonic() - start_s, len(records))
+            times = self._times(home, max(rows[-1][-1] - came_s, 1e-9), len(records))
+            came_s = rows[-1][-1]
             before, self.sent_bytes = self.sent_bytes, self._sent(home)
             first = steps[-1]
             came = self._team.came(
@@ -304,7 +305,7 @@ def _record(step: int, told: list[tuple[float, ...]]) -> Record:
     return Record(
         step=step,
         seen=Seen(
-            rows=tuple(Numbers(*row[4:]) for row in told),
+            rows=tuple(Numbers(*row[4:-1]) for row in told),
             workers=tuple(int(row[0]) for row in told),
             apart=True,
         ),

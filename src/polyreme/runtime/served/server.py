@@ -30,6 +30,8 @@ from .journal import Journal
 _LEAST_BYTES, _TIMES = 1 << 26, 4
 """A snapshot is taken once more is written than this, or than so many times the last snapshot."""
 
+_PATIENCE_S = 1.0
+
 TOLD = struct.Struct("<iqqd4d")
 """Of a batch: worker, delay, step, rate, and its `Numbers`."""
 
@@ -39,11 +41,14 @@ class Known:
     """Of one worker: how often it was begun, and its last push that came.
 
     `sent` is the last answer to it where answers are packed: another would not follow on it.
+    Pushes after `missed` were asked for at `asked_s`.
     """
 
     life: int = 0
     last: int = -1
     sent: Letter | None = None
+    missed: int = -2
+    asked_s: float = 0.0
 
 
 @dataclass(kw_only=True)
@@ -131,13 +136,20 @@ class Server:
 
     def _push(self, letter: Letter, known: Known) -> None:
         if letter.number > known.last + 1:
-            self._have(letter.source, known)
-        elif letter.number <= known.last:
+            self._miss(letter.source, known)
+        elif letter.number == known.last:
             self._ask(letter.number, letter.source, known)
-        else:
+        elif letter.number > known.last:
             self._journal.add(letter)
             known.last = letter.number
             self._deal(letter)
+
+    def _miss(self, worker: int, known: Known) -> None:
+        """Some are missing: asked for once, and again where none of them comes for a while."""
+        now_s = time.monotonic()
+        if known.missed != known.last or now_s - known.asked_s > _PATIENCE_S:
+            known.missed, known.asked_s = known.last, now_s
+            self._have(worker, known)
 
     def _hear(self, letter: Letter) -> None:
         """That a worker came, or is gone."""
@@ -152,12 +164,10 @@ class Server:
     def _deal(self, letter: Letter) -> None:
         """A push that is the next of its worker."""
         self.owes.add(letter.source)
-        before = self.state["version"]
-        message = from_bytes(_tensor(letter.body), self._kinds)
+        message = from_bytes(_tensor(letter.body, self.state), self._kinds)
         version = int(message.packets[0].decode()[1])
         self._play(message, letter.source)
-        if self.state["version"] > before:
-            self._list.add(letter.source, letter.life, letter.number, version)
+        self._list.add(letter.source, letter.life, letter.number, version)
 
     def _ask(self, number: int, worker: int, known: Known) -> None:
         """Where is the answer to that push?"""
@@ -180,7 +190,7 @@ class Server:
     def _answer(self, worker: int, message: Message) -> None:
         known = self.known.setdefault(worker, Known())
         self.owes.discard(worker)
-        body = to_bytes(message).numpy().data
+        body = to_bytes(message).cpu().numpy().data
         letter = Letter(Kind.ANSWER, self.me.rank, self.life, known.last, known.last, body)
         if self._answers.packs:
             known.sent = letter
@@ -190,15 +200,16 @@ class Server:
     def _asked(self, letter: Letter) -> None:
         """What home wants."""
         if letter.kind is Kind.LEFT:
-            self._left(letter.number)
+            self._left(letter.number, letter.covered)
         elif letter.kind is Kind.SEND:
             self._wanted = letter
             for worker in self._give():  # who rests, and does not ask
                 self._have(worker, self.known[worker])
 
-    def _left(self, worker: int) -> None:
-        """A worker is gone."""
-        self._hear(Letter(Kind.LEFT, worker))
+    def _left(self, worker: int, life: int) -> None:
+        """A worker is gone, unless a later life of it has come already."""
+        if self._begun(worker, life).life == life:
+            self._hear(Letter(Kind.LEFT, worker, life))
 
     def _whole(self) -> State:
         """What it keeps, now."""
@@ -334,8 +345,9 @@ def _told(record: Record) -> bytes:
     return TOLD.pack(worker, delay, record.step, record.lr, *row)
 
 
-def _tensor(body: bytes | memoryview) -> torch.Tensor:
-    return torch.frombuffer(bytearray(body), dtype=torch.uint8)
+def _tensor(body: bytes | memoryview, state: State) -> torch.Tensor:
+    """A letter's bytes, where a state lies."""
+    return torch.frombuffer(bytearray(body), dtype=torch.uint8).to(state["params"].device)
 
 
 def metadata(path: Path) -> dict[str, str]:

@@ -12,11 +12,14 @@ from ...algo.sync.hogwild import Hogwild
 from ...algo.sync.kind import State
 from ...algo.sync.served import Served
 from ...algo.worker import Worker
-from ..transport.letters import Letter
+from ..transport.letters import Kind, Letter
 from ..transport.local import Address
 from .memory import Memory, Note
 from .server import TOLD, Known, Server
 from .worker import Player
+
+_ACKNOWLEDGED = 64
+"""After so many of its letters a worker is told that it need not keep them."""
 
 
 @dataclass(kw_only=True)
@@ -49,8 +52,7 @@ class Writer(Player):
 class Clerk(Server):
     """A server that lists and tells of updates, in the order in which it hears of them.
 
-    The memory is not its own: one that is killed loses none of it, and is told again what no
-    snapshot of the list held.
+    The memory is not its own: one that is killed loses none of it, nor of what it wrote down.
     """
 
     memory: Memory
@@ -63,18 +65,15 @@ class Clerk(Server):
         if note.taken:
             self._list.add(letter.source, letter.life, letter.number, note.version)
         self._tell(TOLD.pack(letter.source, note.delay, note.step, note.lr, *note.row))
+        if letter.number % _ACKNOWLEDGED == _ACKNOWLEDGED - 1 and not self._again:
+            taken = Letter(Kind.TAKEN, self.me.rank, self.life, 0, letter.number)
+            self._office.send(letter.source, taken)
 
     def _ask(self, number: int, worker: int, known: Known) -> None:
         """What came before is known."""
 
-    def _left(self, worker: int) -> None:
+    def _left(self, worker: int, life: int) -> None:
         """Nobody is waited for."""
-
-    def _snapshot(self) -> None:
-        """Of the list; workers may forget what is in it."""
-        super()._snapshot()
-        for worker, known in self.known.items():
-            self._have(worker, known)
 
 
 def roles(

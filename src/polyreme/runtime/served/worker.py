@@ -119,13 +119,14 @@ class Player:
             way.greets = True
             self._boxes.send(effect.to, Letter(Kind.HELLO, self.me.rank, self.life))
             return
-        self._post(effect.to, to_bytes(effect.message).numpy().data)
+        body = to_bytes(effect.message).cpu().numpy().data
+        self.sent_bytes += len(body)
+        self._post(effect.to, body)
 
     def _post(self, to: int, body: bytes | memoryview) -> None:
-        """Send a push, which is kept until a snapshot holds it."""
+        """Send a push, which is kept until the server is known to have it."""
         way = self._ways[to]
         way.last += 1
-        self.sent_bytes += len(body)
         way.kept.append((way.last, body))
         self._boxes.send(to, Letter(Kind.PUSH, self.me.rank, self.life, way.last, 0, body))
 
@@ -157,7 +158,8 @@ class Player:
 
     def _read(self, way: _Way, effect: Recv) -> Received:
         body = way.answers.popleft()
-        message = from_bytes(torch.frombuffer(bytearray(body), dtype=torch.uint8), effect.kinds)
+        data = torch.frombuffer(bytearray(body), dtype=torch.uint8)
+        message = from_bytes(data.to(self.state["params"].device), effect.kinds)
         return Received(source=effect.source, message=message)
 
     # Letters ------------------------------------------------------------------------------------

@@ -46,6 +46,8 @@ class Kind(IntEnum):
     """Player to player: a message of the program, `number` counts those of a link."""
     AGAIN = 16
     """Home to members: a server, `number`, was begun anew, for the `covered`-th time."""
+    TAKEN = 17
+    """Server to worker: what is covered need not be kept; nothing is wanted."""
 
 
 class Letter(NamedTuple):
