@@ -322,3 +322,14 @@ def test_a_pipeline_without_a_layer_s_plan_is_said_not_raised():
     less = replace(plan, layer_plans={NAMES[0]: plan.layer_plans[NAMES[0]]})
     rules = [violation.rule for violation in check(less, GRAPH, cluster(2))]
     assert "has no layer plan" in rules
+
+
+def test_unlike_layers_are_named_with_their_stages() -> None:
+    """It said that 2 has layers with different degrees, and not what the 2 is."""
+    plan = _plan(layer_plans=_with(NAMES[-1], split=REPLICAS, level="none"))
+    found = check(plan, GRAPH, cluster(4))
+    (rule,) = [each.rule for each in found if "has other degrees" in each.rule]
+    assert rule == (
+        f'layer "{NAMES[-1]}" of stage 0 has other degrees (replica 4) than layer "{NAMES[0]}" of '
+        "stage 0 (replica 2, shard 2), which is not executable yet"
+    )

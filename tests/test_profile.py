@@ -51,6 +51,7 @@ def profile_of(**changes) -> Profile:
         "hardware": "2 x CPU",
         "versions": {"polyreme": "1", "torch": "2"},
         "inputs_hash": "aa",
+        "global_batch": 8,
     }
     return Profile(**(fields | changes))
 
@@ -289,10 +290,13 @@ def test_a_profile_for_another_batch_is_refused_whichever_is_larger(tmp_path: Pa
     assert cached(tmp_path, "graph:a", 2, *rest) is None
 
 
-def test_a_profile_that_names_no_batch_holds_for_any() -> None:
-    made = profile_of(inputs_hash="graph:a")
-    assert made.global_batch is None
+def test_an_assumed_profile_that_names_no_batch_holds_for_any_and_a_measured_one_for_none() -> None:
+    made = profile_of(inputs_hash="graph:a", assumed=True, global_batch=None)
     assert valid(made, "graph:a", 3, made.hardware, made.versions) == []
+    measured = msgspec.structs.replace(made, assumed=False)
+    assert valid(measured, "graph:a", 3, made.hardware, made.versions) == [
+        "batch: measured for one that it does not name, wanted 3"
+    ]
 
 
 def test_a_missing_entry_is_named() -> None:

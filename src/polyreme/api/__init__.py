@@ -16,6 +16,7 @@ from .doctor import is_broken as is_broken
 from .doctor import show_doctor as show_doctor
 from .exporting import export as export
 from .exporting import known_tool as known_tool
+from .fixing import fixed as fixed
 from .listing import listing as listing
 from .show import show_explanation as show_explanation
 from .show import show_exported as show_exported
@@ -38,7 +39,6 @@ if TYPE_CHECKING:
 
 PathLike = str | Path
 SpecLike = PathLike | Mapping[str, Any] | specs.Spec
-_AXES = ("replica", "shard", "tp", "cp", "ep", "pp")
 
 
 def read(
@@ -367,32 +367,3 @@ def run_json(run: Path | str) -> dict[str, Any]:
     from ..report.tables import summary_json
 
     return summary_json(read_run(Path(run)))
-
-
-def fixed(
-    axes: Sequence[str], overrides: Sequence[str] = (), given: str | None = None
-) -> list[str]:
-    """``--fix AXIS=N`` as overrides of the spec, beside those of ``--set``.
-
-    Raises:
-        ConfigError: it is no axis, or fixed more than once, or a plan is given that has all parts.
-    """
-    names = [axis.partition("=")[0] for axis in axes]
-    legal = f"{', '.join(f'{name}=N' for name in _AXES)}; other parts by --set parallel.NAME=VALUE"
-    violations = [
-        Violation(path="--fix", value=axis, rule="is not AXIS=N", legal=legal)
-        for axis, name in zip(axes, names, strict=True)
-        if name not in _AXES or not axis.partition("=")[2].isdigit()
-    ]
-    violations += [
-        Violation(path="--fix", value=name, rule="is fixed more than once", legal=f"{name}=N once")
-        for name in dict.fromkeys(names)
-        if names.count(name) > 1
-        or any(each.partition("=")[0].strip() == f"parallel.{name}" for each in overrides)
-    ]
-    if axes and given is not None:
-        rule, legal = "fixes a search, and --price searches none", "one of the two"
-        violations.append(Violation(path="--fix", value=axes[0], rule=rule, legal=legal))
-    if violations:
-        raise ConfigError(violations)
-    return [f"parallel.{axis}" for axis in axes]

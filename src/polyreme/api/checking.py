@@ -70,6 +70,8 @@ def violations(
     if spec is not None and (there is not None or devices is not None):
         n_devices = there.n_devices if there is not None else devices
         found.add(specs.impossible(spec, n_devices))
+        if found.violations and workers is None and machines is not None and not named:
+            _ask_model(spec, machines, found)
     if spec is not None and workers is not None:
         found.add(_split(spec, workers))
     elif spec is not None:
@@ -96,6 +98,21 @@ def violations(
         parallel = with_workers(spec, problem.cluster.n_devices).parallel
         found.of(lambda: something_offered(problem, parallel))
     return tuple(found.violations)
+
+
+def _ask_model(
+    spec: specs.Spec, machines: tuple[Cluster, Accelerator | None], found: _Found
+) -> None:
+    """Have the model judge fixes too where all that is wrong so far are fixes."""
+    from .problem import about_fixes, with_model
+
+    wrong = tuple(found.violations)
+    problem = None
+    if about_fixes(wrong):
+        problem = found.of(lambda: _problem(spec, machines, wrong))
+    if problem is not None:
+        graph, n_devices = problem.graph, problem.cluster.n_devices
+        found.violations = found.of(lambda: with_model(spec, graph, n_devices, wrong)) or [*wrong]
 
 
 def _read(source: Path | Mapping[str, Any], overrides: Sequence[str], found: _Found) -> specs.Spec:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
@@ -15,12 +15,13 @@ from ..cluster.parse import first, parse
 from ..data import objective
 from ..errors import ConfigError, Violation
 from ..plan.ir import Precision, Workload
+from ..planner.refusals import allowed_degrees, of_the_model
 from ..runtime.place import is_launched, read_place
 from ..sample import SampleSpec
 from ..spec import Spec, check
 from ..spec.fit import matched
 from ..spec.partial import checked
-from ..spec.rules import workers_without_sample
+from ..spec.rules import impossible, workers_without_sample
 
 if TYPE_CHECKING:
     from ..cluster.accelerator import Accelerator
@@ -58,9 +59,36 @@ def pose(
     there, accelerator = machines or machines_of(spec, cluster, devices)
     violations = [*check(spec, there.n_devices, trusted=("data",))]
     violations += checked(partial(split, spec, there.n_devices), "parallel") if apart else []
+    if violations and about_fixes(violations) and spec.parallel.plan is None:
+        try:
+            graph = posed(spec, there, accelerator).graph
+        except ConfigError as error:
+            raise ConfigError([*violations, *error.violations]) from None
+        violations = with_model(spec, graph, there.n_devices, violations)
     if violations:
         raise ConfigError(violations)
     return posed(spec, there, accelerator)
+
+
+def with_model(
+    spec: Spec, graph: LayerGraph, n_devices: int, violations: Sequence[Violation]
+) -> list[Violation]:
+    """Violations of [parallel] alone, with legal degrees that the model's layers allow too.
+
+    What the model and the batch say of other fixes is beside them.
+    """
+    allowed = allowed_degrees(graph, spec.parallel, n_devices)
+    narrowed = {(each.path, each.rule): each for each in impossible(spec, n_devices, allowed)}
+    found = [narrowed.get((each.path, each.rule), each) for each in violations]
+    said = {each.path for each in found}
+    theirs = of_the_model(graph, spec.train.global_batch, spec.parallel, n_devices)
+    return [*found, *(each for each in theirs if each.path not in said)]
+
+
+def about_fixes(violations: Sequence[Violation]) -> bool:
+    """Whether fixes of [parallel] are all that is wrong, so that the model can be asked too."""
+    paths = [each.path for each in violations]
+    return all(path.startswith("parallel.") and path != "parallel.plan" for path in paths)
 
 
 def posed(spec: Spec, there: Cluster, accelerator: Accelerator | None) -> Problem:

@@ -15,6 +15,7 @@ from ..errors import ConfigError, Violation
 from ..plan import store as plans
 from ..plan.ir import Plan, degree, hash_inputs, stale_inputs
 from ..profile import galvatron, store
+from ..profile.facts import facts_of
 from ..profile.record import Profile
 from ..spec import Spec
 from .problem import Problem, not_here
@@ -197,11 +198,13 @@ def given_profile(problem: Problem, profile: str | Path | Profile) -> Profile:
     found = profile if isinstance(profile, Profile) else store.load(Path(profile))
     wanted = store.inputs_hash(problem.graph, problem.cluster, problem.workload.precision)
     batch = problem.workload.global_batch
-    reasons = store.valid(found, wanted, batch, hardware(problem.cluster), found.versions)
-    kinds = [layer.kind for layer in problem.graph.layers]
-    reasons = reasons or [
-        f"lacks {name}" for name in store.missing(found, kinds, problem.cluster.n_devices)
-    ]
+    facts = facts_of(problem.graph, problem.cluster)
+    there = hardware(problem.cluster)
+    reasons = store.valid(found, wanted, batch, there, found.versions, facts)
+    graph, n_devices = problem.graph, problem.cluster.n_devices
+    lacking = store.missing(found, [layer.kind for layer in graph.layers], n_devices)
+    lacking += store.missing_parts(found, graph, n_devices, problem.spec.parallel.tp)
+    reasons = reasons or [f"lacks {name}" for name in lacking]
     if reasons:
         value = "a profile" if isinstance(profile, Profile) else str(profile)
         legal = (

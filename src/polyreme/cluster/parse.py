@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterable
 from pathlib import Path
@@ -12,7 +13,8 @@ from ..errors import ConfigError, Violation, literal, nearest_first
 from .presets import PRESETS, preset, uniform
 from .types import MAX_DEVICES, Cluster, Host
 
-_SHAPE = re.compile(r"(\d{1,7})x(?:(\d{1,7})x)?(\S.*)")
+_SHAPE = re.compile(r"([0-9]+)x(?:([0-9]+)x)?(\S.*)")
+_MOST_DIGITS = 18  # what is longer is no number of devices, and slow to read
 _PREFIX = "preset:"
 
 
@@ -61,10 +63,13 @@ def parse_preset(text: str, path: str = "cluster.preset") -> Cluster:
             f"names a device that is not known, {literal(device)}",
             (f"{counts}{name}" for name in names),
         ) from None
-    n_hosts = int(match[1]) if match[2] else None
-    n_devices = int(match[1]) * int(match[2] or 1)
+    note = f" (or any number of devices >= 1 and <= {MAX_DEVICES})"
+    numbers = [each.lstrip("0") or "0" for each in match.group(1, 2) if each]
+    if any(len(each) > _MOST_DIGITS for each in numbers):
+        raise refused("names too many devices", (f"8x{entry.device.name}",), note)
+    n_hosts = int(numbers[0]) if match[2] else None
+    n_devices = math.prod(map(int, numbers))
     if not 1 <= n_devices <= MAX_DEVICES:
-        note = f" (or any number of devices >= 1 and <= {MAX_DEVICES})"
         raise refused(f"names {n_devices} devices", (f"8x{entry.device.name}",), note)
     return uniform(entry, n_devices, n_hosts)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from ..errors import Violation
 from ..graph.layer import LayerGraph
@@ -45,14 +45,36 @@ def split_violations(plan: Plan, *, unlike: bool = False) -> Iterator[Violation]
             rule = "has other devices than its layers, or shares some with another stage"
             yield _wrong("stages", None, rule, "rows of devices, all alike or apart")
     elif len(found) > 1:
-        rule = "has layers with different degrees, which is not executable yet"
-        legal = "the same replica, shard and tp everywhere"
-        yield _wrong("layer_plans", len(found), rule, legal)
+        yield _unlike(plan, of)
     elif len({layer_plan.sp for layer_plan in plan.layer_plans.values()}) > 1:
         rule = "splits tokens between tensor parts in some layers only"
         yield _wrong("layer_plans", "sp", rule, "sp true in all layers, or in none")
     elif found and not wrong:
         yield from _placement_violations(plan)
+
+
+def _unlike(plan: Plan, of: Mapping[ShardTree, Degrees | None]) -> Violation:
+    """Layers of different degrees: the first two, and the stages that they are in."""
+    stages = {name: index for index, stage in enumerate(plan.stages) for name in stage.layers}
+    first: dict[Degrees, str] = {}
+    for name in (*stages, *plan.layer_plans):
+        layer_plan = plan.layer_plans.get(name)
+        degrees = None if layer_plan is None else of[layer_plan.split]
+        if degrees is not None:
+            first.setdefault(degrees, name)
+    (some, one), (others, other) = list(first.items())[:2]
+
+    def where(name: str) -> str:
+        return f'layer "{name}"' + (f" of stage {stages[name]}" if name in stages else "")
+
+    rule = f"{where(other)} has other degrees ({_shown(others)}) than {where(one)} ({_shown(some)})"
+    legal = "the same replica, shard and tp everywhere"
+    return _wrong("layer_plans", None, f"{rule}, which is not executable yet", legal)
+
+
+def _shown(degrees: Degrees) -> str:
+    named = {axis: getattr(degrees, axis) for axis in INNER_AXES}
+    return ", ".join(f"{axis} {n}" for axis, n in named.items() if n > 1) or "one device"
 
 
 def tensor_violations(plan: Plan, graph: LayerGraph) -> Iterator[Violation]:

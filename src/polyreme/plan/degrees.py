@@ -50,6 +50,8 @@ def legal_degrees(graph: LayerGraph, tp: int) -> tuple[int, ...]:
     """All numbers of tensor parts that the model allows; up to `tp` where it sets no end."""
     names = _one_of_each_kind(graph)
     plans = [graph.tensor_plan(name) for name in names]
+    if None in plans:
+        return (1,)
     ends = [
         run.units
         for plan in plans

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Annotated, Literal
 
 import msgspec
@@ -139,6 +139,26 @@ class Parallel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
                 legal = f"{literal(sizes)} (or any {n_stages} integers >= 1 that add up"
                 legal += " to the model's layers)"
                 yield _refused("stages", self.stages, rule, legal)
+
+
+def degrees_left(values: Sequence[int], others: int, n_devices: int, wanted: int) -> str:
+    """Degrees among `values` that leave no device out beside `others` devices, in words.
+
+    Where that is 1 alone, also what would do on fewer devices: `wanted` if it is among the values.
+    >>> degrees_left((1, 2, 4, 8), 1, 97, 2)
+    '1 (or 2 with --devices 96)'
+    """
+    fitting = [each for each in values if n_devices % (each * others) == 0]
+    if fitting != [1]:
+        apart = [each for each in values if n_devices % each == 0]  # the others do not fit either
+        return ", ".join(map(str, fitting or apart))
+    more = [wanted] if wanted in values else [each for each in values if each > 1]
+    steps = {each: each * others for each in more if each * others <= n_devices}
+    if not steps:
+        return "1"
+    fewer = max(n_devices // step * step for step in steps.values())
+    shown = ", ".join(str(each) for each, step in steps.items() if fewer % step == 0)
+    return f"1 (or {shown} with --devices {fewer})"
 
 
 def _none(axis: str, degree: int | None) -> str:

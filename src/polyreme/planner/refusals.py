@@ -3,26 +3,55 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from ..cluster.types import Cluster
 from ..errors import Violation
 from ..graph.layer import LayerGraph
-from ..plan.degrees import refused_cp, refused_tp
+from ..plan.degrees import legal_degrees, refused_cp, refused_tp
 from ..plan.ir import AXES, Workload
-from ..plan.options import Parallel
+from ..plan.options import Parallel, degrees_left
 from .stages import balanced
+
+_AXES = ("replica", "shard", "tp", "cp", "pp")
 
 
 def impossible(
     graph: LayerGraph, cluster: Cluster, workload: Workload, parallel: Parallel
 ) -> list[Violation]:
     """Every fix that cannot be met here, whatever else is chosen."""
-    return [
-        *_unsupported(parallel),
-        *_order(parallel),
-        *_impossible(graph, cluster, workload, parallel),
-    ]
+    found = [*_unsupported(parallel), *_order(parallel)]
+    found += _impossible(graph, cluster, workload, parallel)
+    # Of fixes that are possible alone `nothing_left` says which sizes there are.
+    return [*found, *(_microbatch(workload.global_batch, parallel) if found else ())]
+
+
+def of_the_model(
+    graph: LayerGraph, batch: int, parallel: Parallel, n_devices: int
+) -> list[Violation]:
+    """Fixes that model or batch do not allow, whatever is wrong with the others."""
+    found = [*_uncuttable(graph, parallel, n_devices), *_microbatch(batch, parallel)]
+    return [*found, *unsliced(graph, parallel)]
+
+
+def allowed_degrees(
+    graph: LayerGraph, parallel: Parallel, n_devices: int
+) -> Mapping[str, Sequence[int]]:
+    """Degrees of each axis that the model's layers allow, up to so many devices."""
+    most = max(1, len(graph.layers) // parallel.pipeline.chunks)
+    found: dict[str, Sequence[int]] = {"pp": range(1, min(most, n_devices) + 1)}
+    found["tp"] = [each for each in legal_degrees(graph, n_devices) if each <= n_devices]
+    ends = [layer.splits.get("shard", n_devices) for layer in graph.layers]
+    found["shard"] = range(1, min([n_devices, *ends]) + 1)
+    return found
+
+
+def _microbatch(batch: int, parallel: Parallel) -> Iterator[Violation]:
+    size = parallel.microbatch
+    if size is not None and size > batch:
+        rule = f"is more samples than train.global_batch, {batch}"
+        legal = f"at most {batch}, into which the samples of a data rank can be cut"
+        yield _wrong("microbatch", size, rule, legal)
 
 
 def inside(parallel: Parallel) -> int:
@@ -96,9 +125,10 @@ def _impossible(
             rule = f"times tp {parallel.tp} {rule}"
         legal = f"1 to {cluster.n_devices // (within // (getattr(parallel, axis) or 1))}"
         yield _wrong(axis, getattr(parallel, axis), rule, legal)
+        yield from _uncuttable(graph, parallel, cluster.n_devices)
         return
     n_devices = cluster.n_devices // within
-    yield from _uncuttable(graph, parallel)
+    yield from _uncuttable(graph, parallel, cluster.n_devices)
     for axis in ("replica", "shard"):
         degree = getattr(parallel, axis)
         if degree is not None and degree > n_devices:
@@ -120,17 +150,23 @@ def _impossible(
             break
 
 
-def _uncuttable(graph: LayerGraph, parallel: Parallel) -> Iterator[Violation]:
+def _uncuttable(graph: LayerGraph, parallel: Parallel, cluster_devices: int) -> Iterator[Violation]:
     """Degrees that the model's layers do not allow."""
     tp, pp = parallel.tp or 1, parallel.pp or 1
+    allowed = allowed_degrees(graph, parallel, cluster_devices)
+
+    def left(axis: str, degree: int) -> str:
+        fixed = (each for name in _AXES if name != axis and (each := getattr(parallel, name)))
+        return degrees_left(allowed[axis], math.prod(fixed), cluster_devices, degree)
+
     if (refused := refused_tp(graph, tp)) is not None:
-        yield _wrong("tp", tp, refused.rule, refused.legal)
+        yield _wrong("tp", tp, refused.rule, left("tp", tp))
     if (refused := refused_cp(graph, parallel.cp or 1)) is not None:
         yield _wrong("cp", parallel.cp, refused.rule, refused.legal)
     n_layers, n_stages = len(graph.layers), pp * parallel.pipeline.chunks
     if pp > 1 and n_stages > n_layers:
         rule = f"makes {n_stages} stages, and the model has {n_layers} layers"
-        yield _wrong("pp", pp, rule, f"1 to {n_layers // parallel.pipeline.chunks}")
+        yield _wrong("pp", pp, rule, left("pp", pp))
     elif pp > 1 and parallel.stages is not None and sum(parallel.stages) != n_layers:
         rule = f"has {sum(parallel.stages)} layers, and the model has {n_layers}"
         example = list(balanced([1.0] * n_layers, len(parallel.stages)))

@@ -126,7 +126,8 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     `sharded_overlap` the same of gathers and reduce-scatters of sharded layers (unset: the same);
     `context_bytes` what a process holds before any tensor. `assumed` is true if any number was
     not measured. `inputs_hash` covers graph, cluster, precision. `global_batch` is the batch that
-    it was measured for, and holds for alone (unset: it holds for any).
+    it was measured for, and holds for alone (unset: it is assumed, and holds for any). `made_for`
+    are facts of graph and cluster, in words, to say what differs where the hash does.
     """
 
     layers: Mapping[str, LayerTimes]
@@ -143,3 +144,4 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     inputs_hash: str
     sharded_overlap: float | None = None
     global_batch: int | None = None
+    made_for: Mapping[str, Mapping[str, str]] = {}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import platform
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ from ..cluster import detect
 from ..cluster.types import Cluster
 from ..errors import ConfigError, Violation
 from ..graph.layer import LayerGraph
+from .facts import Facts, differences, facts_of
 from .record import Collective, Profile
 
 _ANOTHER = {
@@ -49,6 +50,7 @@ def made_now(graph: LayerGraph, cluster: Cluster, precision: str) -> dict[str, A
         "hardware": detect.hardware(cluster),
         "versions": versions(),
         "inputs_hash": inputs_hash(graph, cluster, precision),
+        "made_for": facts_of(graph, cluster),
     }
 
 
@@ -92,19 +94,26 @@ def valid(
     global_batch: int,
     hardware: str,
     versions: Mapping[str, str],
+    facts: Facts | None = None,
 ) -> list[str]:
     """Why a profile must not be used here, one reason an input that differs; empty: it may.
 
     `inputs` is the `inputs_hash` wanted. A profile is for the batch that it was measured for: how
-    large microbatches were, and how often they were run, follow from that. One that names none
-    holds for any. Of an assumed profile only polyreme's own version counts.
+    large microbatches were, and how often they were run, follow from that. An assumed one that
+    names none holds for any. Of an assumed profile only polyreme's own version counts. `facts` of
+    graph and cluster wanted say what differs from those of the profile, where it has some.
     """
     made_for, wanted = _inputs(profile.inputs_hash), _inputs(inputs)
     changed = [name for name in wanted if made_for.get(name) != wanted[name]]
-    reasons = [f"{name}: made for {_ANOTHER[name]}" for name in changed if name in _ANOTHER]
+    reasons = []
+    for name in (each for each in changed if each in _ANOTHER):
+        what = differences(profile.made_for.get(name, {}), (facts or {}).get(name, {}))
+        reasons.append(f"{name}: made for {_ANOTHER[name]}" + (f" ({what})" if what else ""))
     if "precision" in changed:
         reasons.append(f"precision: made at {profile.precision}, wanted {wanted['precision']}")
-    if profile.global_batch not in (None, global_batch):
+    if profile.global_batch is None and not profile.assumed:
+        reasons.append(f"batch: measured for one that it does not name, wanted {global_batch}")
+    elif profile.global_batch not in (None, global_batch):
         reasons.append(
             f"batch: made for a global batch of {profile.global_batch}, wanted {global_batch}"
         )
@@ -123,6 +132,26 @@ def missing(profile: Profile, kinds: Iterable[str], n_devices: int) -> list[str]
     needed: tuple[Collective, ...] = ("all_reduce", "all_gather", "reduce_scatter")
     absent = [op for op in needed if n_devices > 1 and not profile.collectives.get(op)]
     return [*lacking, *(f"collectives.{op}" for op in absent)]
+
+
+def missing_parts(profile: Profile, graph: LayerGraph, n_devices: int, tp: int | None) -> list[str]:
+    """Entries of tensor parts (`tp` of them, or as many as may be) that nothing stands in for.
+
+    Bytes are taken from the next fewer parts; a measured profile has times of every number that
+    divides the devices.
+    """
+    degrees = [n for n in graph.tensor_degrees(n_devices) if n > 1 and tp in (None, n)]
+    lacking = []
+    for kind, layer in {layer.kind: layer for layer in graph.layers}.items():
+        times, plan = profile.layers.get(kind), graph.tensor_plan(layer.name)
+        if times is None or plan is None or not degrees:
+            continue
+        if min(times.part_bytes, default=n_devices + 1) > degrees[0]:
+            lacking.append(f"layers.{kind}.part_bytes.{degrees[0]}")
+        if plan.cuttings and not profile.assumed:
+            timed = [n for n in degrees if n_devices % n == 0 and n not in times.parts]
+            lacking += [f"layers.{kind}.parts.{n}" for n in timed]
+    return lacking
 
 
 def _inputs(text: str) -> dict[str, str]:
@@ -166,7 +195,13 @@ def _faults(profile: Profile) -> list[tuple[str, str]]:
         for op, entries in profile.collectives.items()
         for index, entry in enumerate(entries)
     ]
-    faults = []
+    curves += [
+        (f"layers.{kind}.parts.{n}.{name}", part.microbatch, seconds)
+        for kind, times in profile.layers.items()
+        for n, part in times.parts.items()
+        for name, seconds in (("forward_s", part.forward_s), ("backward_s", part.backward_s))
+    ]
+    faults = [*_negative(profile)]
     for path, sizes, seconds in curves:
         if not sizes or len(sizes) != len(seconds):
             faults.append((path, "does not have one time for each size"))
@@ -181,6 +216,31 @@ def _faults(profile: Profile) -> list[tuple[str, str]]:
     amounts = ("optimizer_s_per_byte", "matmul_flops", "context_bytes")
     wrong = [name for name in amounts if not 0 <= getattr(profile, name) < float("inf")]
     return [*faults, *((name, "is no amount from 0") for name in wrong)]
+
+
+def _negative(profile: Profile) -> Iterator[tuple[str, str]]:
+    """Bytes that are none. Those of a single sample alone may be fewer than of one among others."""
+    rule = "is no number of bytes from 0"
+    for kind, times in profile.layers.items():
+        path = f"layers.{kind}"
+        for name in ("saved", "recompute", "again"):
+            field = f"{name}_bytes_per_sample"
+            if (getattr(times, field) or 0) < 0:
+                yield f"{path}.{field}", rule
+        amounts = {f"{path}.fixed_bytes": times.fixed_bytes}
+        alone = {f"{path}.alone_bytes": times.kept_bytes(1)}
+        for n, part in times.part_bytes.items():
+            own = f"{path}.part_bytes.{n}"
+            amounts |= {
+                f"{own}.{name}": getattr(part, name) for name in ("whole", "split", "fixed")
+            }
+            if n > 1:
+                alone[f"{own}.alone"] = times.kept_bytes(1, tp=n)
+        for where, kept in (*amounts.items(), *alone.items()):
+            for name in ("saved", "recompute", "again"):
+                if getattr(kept, name) < 0:
+                    said = "makes less than 0 bytes of a single sample" if where in alone else rule
+                    yield f"{where}.{name}", said
 
 
 def _broken(path: Path, where: str | None, rule: str) -> Violation:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import importlib.util
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
 from ..data.options import Arrays
 from ..errors import Violation
+from ..plan.options import degrees_left
 from . import fit
 from .options import Spec
 from .partial import checked
@@ -17,8 +18,13 @@ from .partial import checked
 _SPACE = ("replica", "shard", "tp", "cp", "pp")
 
 
-def impossible(spec: Spec, n_devices: int | None) -> list[Violation]:
-    """Every combination of a spec that cannot run, on so many devices if they are known."""
+def impossible(
+    spec: Spec, n_devices: int | None, allowed: Mapping[str, Sequence[int]] | None = None
+) -> list[Violation]:
+    """Every combination of a spec that cannot run, on so many devices if they are known.
+
+    `allowed` are degrees of axes that the model allows, if they are known.
+    """
     rules: tuple[Callable[[], Iterator[Violation]], ...] = (
         partial(_batch, spec, n_devices),
         partial(_metric, spec),
@@ -31,7 +37,7 @@ def impossible(spec: Spec, n_devices: int | None) -> list[Violation]:
         partial(fit.classes, spec),
         partial(fit.positions, spec),
         partial(fit.pixels, spec),
-        partial(_devices, spec, n_devices),
+        partial(_devices, spec, n_devices, allowed or {}),
         partial(_versions, spec),
         partial(_workers, spec, n_devices),
         partial(_faults, spec),
@@ -177,7 +183,9 @@ def _workers(spec: Spec, n_devices: int | None) -> Iterator[Violation]:
         yield from spec.data_parallel.refused(n)
 
 
-def _devices(spec: Spec, n_devices: int | None) -> Iterator[Violation]:
+def _devices(
+    spec: Spec, n_devices: int | None, allowed: Mapping[str, Sequence[int]]
+) -> Iterator[Violation]:
     fixed = {axis: getattr(spec.parallel, axis) for axis in _SPACE}
     degrees = {axis: degree for axis, degree in fixed.items() if degree is not None}
     if n_devices is None or not degrees:
@@ -190,14 +198,21 @@ def _devices(spec: Spec, n_devices: int | None) -> Iterator[Violation]:
     verb = "is not" if whole else "does not divide"
     # The axis whose change alone mends it; where there is none, the largest.
     mendable = [axis for axis in degrees if n_devices % (product // degrees[axis]) == 0]
+    if whole:
+        to = {axis: n_devices // (product // degrees[axis]) for axis in mendable}
+        mendable.sort(key=lambda axis: to[axis] not in allowed.get(axis, (to[axis],)))
     axis = mendable[0] if mendable else max(degrees, key=lambda name: degrees[name])
-    rest = n_devices // (product // degrees[axis])
+    others = product // degrees[axis]
+    rest = n_devices // others
     if not mendable:
         legal = "1"
     elif whole:
         legal = str(rest)
+        if rest not in allowed.get(axis, (rest,)) and product < n_devices:
+            legal = f"{degrees[axis]} with --devices {product}"
     else:
-        legal = ", ".join(str(each) for each in range(1, rest + 1) if rest % each == 0)
+        values = allowed.get(axis, range(1, rest + 1))
+        legal = degrees_left(values, others, n_devices, degrees[axis])
     makes = "" if len(degrees) == 1 else f"makes {shown} = {product}, which "
     yield Violation(
         path=f"parallel.{axis}",
