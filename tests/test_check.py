@@ -153,6 +153,28 @@ def test_fewer_samples_than_workers_are_refused_on_both_clocks_before_a_run(sync
     assert _paths(DIGITS, *small, devices=2) == _paths(DIGITS, *small, workers=2) == set()
 
 
+def test_more_servers_than_parameters_are_refused_on_both_clocks_before_a_run() -> None:
+    n = (3 * 32 * 32 + 1) * 16 + (16 + 1) * 10
+    wide = (f"data_parallel.sync={{kind='ASGD', servers={n + 1}}}", "data_parallel.rule.kind='SGD'")
+    asked = {
+        "check": lambda: pr.check(DIGITS, overrides=wide),
+        "check workers": lambda: pr.check(DIGITS, overrides=wide, workers=3),
+        "train": lambda: pr.train(DIGITS, overrides=wide, devices=2),
+        "simulate": lambda: pr.simulate(DIGITS, overrides=wide, workers=3),
+    }
+    said = f"data_parallel.sync.servers: {n + 1} is more than the model's {n} parameters"
+    for name, call in asked.items():
+        with pytest.raises(ConfigError) as caught:
+            call()
+        assert str(caught.value).startswith(said), name
+        assert len(caught.value.violations) == 1, name
+    assert not list(Path().glob("runs/*"))
+    just = f"data_parallel.sync.servers={n}"
+    assert _paths(DIGITS, *wide, just) == _paths(DIGITS, *wide, just, workers=3) == set()
+    beside = _paths(DIGITS, *wide, "train.log_every=0")
+    assert beside == {"train.log_every"}  # the model is built once nothing else is wrong
+
+
 def test_epochs_beside_batches_of_federated_averaging_are_refused() -> None:
     sync = "data_parallel.sync={{kind='FedAvg', {0}}}"
     (found,) = _violations(DIGITS, sync.format("epochs=1, batches=2"))

@@ -318,10 +318,13 @@ workers = 2
 """
 
 
-def test_a_run_is_logged_without_gap_and_goes_on_from_its_checkpoint(tmp_path: Path) -> None:
+def test_a_run_is_logged_without_gap_and_goes_on_from_its_checkpoint(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     spec, run = tmp_path / "spec.toml", tmp_path / "run"
     spec.write_text(SPEC)
-    first = api.train(spec, out=run)
+    first = api.train(spec, out=run, progress=True)
+    assert "polyreme: 2 workers and 1 server\n" in capsys.readouterr().err
     assert (first.status, first.steps, first.workers) == ("done", 24, 2)
     events = [json.loads(line) for line in (run / "log.jsonl").read_text().splitlines()]
     steps = [event for event in events if event["kind"] == "step"]

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import math
-from typing import Any, get_args
+import re
+from typing import Any, get_args, get_type_hints
 
 import msgspec
 import pytest
@@ -171,3 +173,27 @@ def test_no_member_takes_more_servers_than_entries(sync) -> None:
     assert torch.isfinite(_model(clock, 2)).all()
     with pytest.raises(ConfigError, match="is more than the model's 4 parameters"):
         _play(_of(wide), n=2, start=torch.ones(4).double())
+
+
+def test_what_is_offered_instead_of_a_part_is_a_kind_of_it() -> None:
+    parts = ("rule", "topology", "compress", "compress_back", "feedback", "aggregate")
+    unions = {part: get_args(get_type_hints(DataParallel)[part]) for part in parts}
+    n_names = 0
+    for sync, part in itertools.product(map(_made, get_args(Sync)), parts):
+        kinds = {each.__struct_config__.tag for each in unions[part]}
+        for member in map(_made, unions[part]):
+            for found in _of(sync, **{part: member}).check():
+                at = found.path.removeprefix("data_parallel.").removesuffix(".kind")
+                if at != part or not found.path.endswith(".kind"):
+                    continue
+                own, _, _ = found.legal.partition(" (")
+                names = re.findall(r'"([^"]+)"', own)
+                assert {*names, found.value} <= kinds, f"{found}"
+                n_names += len(names)
+    assert n_names
+
+
+def _made(kind: Any) -> Any:
+    """A member of a kind; those with a field that must be given get one that is legal."""
+    given = {"alpha": 0.5, "ratio": 0.1, "threshold": 0.1, "path": "matrix.txt"}
+    return kind(**{name: given[name] for name in kind.__struct_fields__ if name in given})

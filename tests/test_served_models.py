@@ -301,7 +301,7 @@ def test_what_is_no_gradient_is_not_compressed(sync) -> None:
     assert (found.path, found.value) == ("data_parallel.compress.kind", "TopK")
     assert (name in found.rule, found.legal) == (True, '"Dense"')
     (found,) = _of(sync, feedback=WorkerMomentum()).check()
-    assert (found.path, found.legal) == ("data_parallel.feedback.kind", '"NoFeedback"')
+    assert (found.path, found.legal) == ("data_parallel.feedback.kind", '"None"')
 
 
 # Hogwild ------------------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from polyreme.runtime.driver import Driver
-from polyreme.runtime.loop import _Run
+from polyreme.runtime.loop import Run
 from polyreme.runtime.mesh import World
 from tiny import Case
 
@@ -88,7 +88,7 @@ def step_heard(
             here = replace(
                 world, rank=rank, n_ranks=n_ranks, n_local=n_ranks, group=dist.group.WORLD
             )
-            run = _Run(job, here, None, None, None, None, None, None)
+            run = Run(job, here)
             run.applied.stage.train()
             _agreeing(run.route._driver)
             heard, counted = [], []

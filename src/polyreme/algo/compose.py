@@ -14,6 +14,7 @@ from .compress.dense import Dense
 from .feedback import Feedback
 from .feedback.dgc import DGC
 from .feedback.none import NoFeedback
+from .legal import tag
 from .rule import Rule
 from .rule.adamw import AdamW
 from .sync import EveryStep, Sync
@@ -54,11 +55,11 @@ class DataParallel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     def check(self) -> list[Violation]:
         """Momentum is kept in one place; what was sent is known where packets name it."""
         path, found = "data_parallel", []
-        feedback = type(self.feedback).__name__
+        feedback = tag(self.feedback)
         if self.feedback.owns_momentum and self.rule.keeps_momentum:
             rule = f"keeps momentum, and so does data_parallel.feedback {feedback}"
             other = "(or a feedback that keeps none)"
-            kind, momentum = type(self.rule).__name__, getattr(self.rule, "momentum", None)
+            kind, momentum = tag(self.rule), getattr(self.rule, "momentum", None)
             found.append(
                 Violation(
                     path=f"{path}.rule.kind", value=kind, rule=rule, legal=f'"SGD", "SNGD" {other}'
@@ -82,7 +83,7 @@ class DataParallel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             found.append(
                 Violation(
                     path=f"{path}.compress_back.kind",
-                    value=type(back).__name__,
+                    value=tag(back),
                     rule=rule,
                     legal=legal,
                 )

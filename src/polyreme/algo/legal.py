@@ -49,6 +49,12 @@ def checked(member: _Member, name: str) -> _Member:
     return member
 
 
+def tag(member: msgspec.Struct) -> str:
+    """What specs call a member's kind; its class's name where it is the user's own."""
+    kind = type(member)
+    return str(kind.__struct_config__.tag or kind.__name__)
+
+
 def _members(hint: Any) -> list[type]:
     """The structs that a type allows."""
     if isinstance(hint, type) and issubclass(hint, msgspec.Struct):

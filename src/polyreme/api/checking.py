@@ -83,6 +83,8 @@ def violations(
         problem = found.of(lambda: _problem(spec, machines, found.violations))
     if problem is not None:
         assert spec is not None
+        n_params = problem.graph.param_count
+        found.of(lambda: _right(spec.data_parallel.sync).fits(n_params))
         found.of(
             lambda: _ordered(problem, given, workers or found.of(lambda: _n_workers(spec, there)))
         )

@@ -92,11 +92,16 @@ def about_fixes(violations: Sequence[Violation]) -> bool:
 
 
 def posed(spec: Spec, there: Cluster, accelerator: Accelerator | None) -> Problem:
-    """The problem of a spec that is known to be right. Raises ConfigError for model and data."""
+    """The problem of a spec that is known to be right.
+
+    Raises ConfigError for model and data, and where the algorithm's sync is for a larger model.
+    """
     spec = with_workers(matched(spec), there.n_devices)
+    graph = spec.model.graph(_sample(spec))
+    spec.data_parallel.sync.fits(graph.param_count)
     return Problem(
         spec=spec,
-        graph=spec.model.graph(_sample(spec)),
+        graph=graph,
         cluster=there,
         accelerator=accelerator,
         workload=Workload(

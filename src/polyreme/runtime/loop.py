@@ -49,24 +49,29 @@ def train(
 
     Raises RunError on all ranks when more than `max_skipped` steps in a row were not finite.
     """
-    return _Run(job, world, log, stop, save, progress, on_gradients, make_route).play(load)
+    run = Run(
+        job, world, stop=stop, progress=progress, on_gradients=on_gradients, make_route=make_route
+    )
+    if load is not None:
+        run.load(load)
+    return run.play(log=log, save=save)
 
 
-class _Run:
+class Run:
+    """`train` in its parts, for whoever writes nothing before the state is loaded."""
+
     def __init__(
         self,
         job: Job,
         world: World,
-        log: runlog.Writer | None,
-        stop: Callable[[], bool] | None,
-        save: Saving | None,
-        progress: OnStep | None,
-        on_gradients: OnGradients | None,
-        make_route: MakeRoute | None,
+        *,
+        stop: Callable[[], bool] | None = None,
+        progress: OnStep | None = None,
+        on_gradients: OnGradients | None = None,
+        make_route: MakeRoute | None = None,
     ) -> None:
-        self.job, self.world = job, world
-        self.log = log if world.is_first else None
-        self.stop, self.save = stop, save
+        self.job, self.world, self.stop = job, world, stop
+        self.save: Saving | None = None
         self.progress = progress if world.is_first else None
         settings, plan = job.train, job.plan
         grid = grid_for(plan)
@@ -130,6 +135,7 @@ class _Run:
         self.delays: dict[int, list[int]] = {}
         self._left_out: tuple[int, ...] = ()  # those that step on their own and last could not
         self.peak_bytes = 0
+        self.start_s = time.monotonic()
 
     def _feed(self, worker: int, n_workers: int) -> Feed:
         job, places = self.job, self.applied.places
@@ -148,10 +154,15 @@ class _Run:
             reads=self.applied.stage.reads,
         )
 
-    def play(self, load: Callable[[State], Progress] | None) -> Outcome:
-        start_s = time.monotonic()
-        if load is not None:
-            self.state.restored(load(self.state))
+    def load(self, load: Callable[[State], Progress]) -> Progress:
+        """Go on from where `load` says that the run had come."""
+        found = load(self.state)
+        self.state.restored(found)
+        return found
+
+    def play(self, *, log: runlog.Writer | None = None, save: Saving | None = None) -> Outcome:
+        """All steps that are left."""
+        self.log, self.save = log if self.world.is_first else None, save
         done = self.state.progress.step
         if done >= self.n_steps and self.world.is_first:
             sys.stderr.write(
@@ -198,7 +209,7 @@ class _Run:
             steps=done,
             samples=self.state.progress.samples,
             tokens=self.state.progress.tokens,
-            seconds=time.monotonic() - start_s,
+            seconds=time.monotonic() - self.start_s,
             final_loss=self.final_loss,
             metrics=self.metrics,
             step_s=tuple(self.step_s),

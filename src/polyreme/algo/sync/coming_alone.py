@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from ...errors import Violation
 from ..feedback.kind import Turn
+from ..legal import tag
 
 if TYPE_CHECKING:
     from ..compose import DataParallel
@@ -27,16 +28,16 @@ def refused(sync: ServedKind, algorithm: DataParallel) -> Iterator[Violation]:
     if not feedback.alone or feedback.sends_all(Turn(step=0, lr=1.0)):
         yield Violation(
             path=f"{path}.feedback.kind",
-            value=type(feedback).__name__,
+            value=tag(feedback),
             rule="works on what all workers sent together, and each push comes alone",
-            legal='"NoFeedback", "ErrorFeedback", "WorkerMomentum"',
+            legal='"None", "ErrorFeedback", "WorkerMomentum"',
         )
     for part in ("compress", "compress_back"):
         compress = getattr(algorithm, part)
         if compress.at(0) != compress.at(_LATER) or compress.apart != compress:
             yield Violation(
                 path=f"{path}.{part}.kind",
-                value=type(compress).__name__,
+                value=tag(compress),
                 rule="needs all workers at the same step",
                 legal='one that does not change with steps, such as "TopK", "QSGD"',
             )
@@ -53,7 +54,7 @@ def _unfit(sync: ServedKind, algorithm: DataParallel) -> Iterator[Violation]:
     if sync.owns_momentum and (type(rule).__name__ != "SGD" or rule.keeps_momentum):
         yield Violation(
             path="data_parallel.rule.kind",
-            value=type(rule).__name__,
+            value=tag(rule),
             rule=f"has its own step, and {name} is SGD with momentum",
             legal='"SGD" without momentum',
         )
@@ -106,7 +107,7 @@ def _unusual(algorithm: DataParallel, parts: tuple[str, ...], rule: str) -> Iter
         if given != usual:
             yield Violation(
                 path=f"data_parallel.{part}.kind",
-                value=type(given).__name__,
+                value=tag(given),
                 rule=rule,
-                legal=f'"{type(usual).__name__}"',
+                legal=f'"{tag(usual)}"',
             )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, ClassVar
 
 from ...errors import Violation
+from ..legal import tag
 from ..rule.kind import Beta
 from .served import Served
 
@@ -33,9 +34,9 @@ class ServedMomentum(Served, frozen=True, kw_only=True):
             found.append(
                 Violation(
                     path="data_parallel.feedback.kind",
-                    value=type(algorithm.feedback).__name__,
+                    value=tag(algorithm.feedback),
                     rule=f"keeps momentum, and so does data_parallel.sync {name}",
-                    legal='"NoFeedback", "ErrorFeedback"',
+                    legal='"None", "ErrorFeedback"',
                 )
             )
         if getattr(algorithm.rule, "decoupled", False):

@@ -1,7 +1,8 @@
 """Forks members from a process that has imported everything, and tells when they end.
 
 Members are no ranks of a group: one that ends takes no other with it. The process that forks stays
-single-threaded; a lost link means a dead parent, and all members are killed.
+single-threaded. It outlives a parent that is killed for as long as it takes to kill all members and
+to remove the folder, which nobody else would.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import json
 import multiprocessing
 import os
 import pickle
+import shutil
 import signal
 import subprocess
 import sys
@@ -26,7 +28,8 @@ from ..zygote import die_with
 
 _START = (
     "import json, sys; sys.path[:] = json.loads(sys.argv[2]); "
-    "from polyreme.runtime.served.nursery import main; main(int(sys.argv[1]), int(sys.argv[3]))"
+    "from polyreme.runtime.served.nursery import main; "
+    "main(int(sys.argv[1]), int(sys.argv[3]), sys.argv[4])"
 )
 _LOOK_S = 0.05
 _CLOSE_S = 5.0
@@ -48,6 +51,7 @@ class Nursery:
 
     `preload` are modules that members need, `warm` is a call that has what they need made before
     they are forked; what it gives is forgotten. `files` are descriptors that members have too.
+    `folder` takes members' last words; it goes when this process is killed.
     """
 
     def __init__(
@@ -63,7 +67,7 @@ class Nursery:
             self._process = subprocess.Popen(
                 [
                     *(sys.executable, "-c", _START),
-                    *(str(other.fileno()), json.dumps(sys.path), str(os.getpid())),
+                    *(str(other.fileno()), json.dumps(sys.path), str(os.getpid()), str(folder)),
                 ],
                 pass_fds=[other.fileno(), *files],
                 stdin=subprocess.DEVNULL,
@@ -100,6 +104,8 @@ class Nursery:
 
     def close(self) -> None:
         """Kill all members that are left."""
+        with contextlib.suppress(OSError):  # it has ended already
+            self._link.send(None)
         self._link.close()
         try:
             self._process.wait(_CLOSE_S)
@@ -115,36 +121,49 @@ class Nursery:
         )
 
 
-def main(link_fd: int, parent: int) -> None:
-    """Fork members as asked until the link closes."""
+def main(link_fd: int, parent: int, folder: str) -> None:
+    """Fork members as asked until the parent says that all end, or is gone."""
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)  # the parent says when all end
-    die_with(parent)
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     link = Connection(link_fd)
     members: dict[int, int] = {}
     try:
-        preload, warm = link.recv()
-        for name in preload:
-            import_module(name)
-        if warm is not None:
-            call, args = pickle.loads(warm)
-            with contextlib.suppress(Exception):  # members meet the same, and say so
-                call(*args)
-        while True:
-            if link.poll(_LOOK_S):
-                member, call, words = link.recv()
-                process = os.fork()
-                if not process:
-                    link.close()
-                    _be(call, words, os.getppid())
-                members[process] = member
-                link.send(process)
-            _tell(link, members)
-    except (EOFError, BrokenPipeError):
-        for process in members:
-            os.kill(process, signal.SIGKILL)
-        os._exit(0)
+        gone = not _serve(link, parent, members)
+    except (EOFError, ConnectionError):  # it was killed, and so said nothing
+        gone = True
+    for process in members:
+        os.kill(process, signal.SIGKILL)
+    for process in members:
+        os.waitpid(process, 0)
+    if gone:
+        shutil.rmtree(folder, ignore_errors=True)
+    os._exit(0)
+
+
+def _serve(link: Connection, parent: int, members: dict[int, int]) -> bool:
+    """Whether the parent said that all end; it is gone otherwise."""
+    preload, warm = link.recv()
+    for name in preload:
+        import_module(name)
+    if warm is not None:
+        call, args = pickle.loads(warm)
+        with contextlib.suppress(Exception):  # members meet the same, and say so
+            call(*args)
+    while os.getppid() == parent:
+        if link.poll(_LOOK_S):
+            asked = link.recv()
+            if asked is None:
+                return True
+            member, call, words = asked
+            process = os.fork()
+            if not process:
+                link.close()
+                _be(call, words, os.getppid())
+            members[process] = member
+            _answer(link, process)
+        _tell(link, members)
+    return False
 
 
 def _tell(link: Connection, members: dict[int, int]) -> None:
@@ -154,7 +173,13 @@ def _tell(link: Connection, members: dict[int, int]) -> None:
         if not process:
             return
         code = os.waitstatus_to_exitcode(status)
-        link.send(Ended(member=members.pop(process), process=process, code=code, words=""))
+        _answer(link, Ended(member=members.pop(process), process=process, code=code, words=""))
+
+
+def _answer(link: Connection, what: int | Ended) -> None:
+    """One that does not listen any more has said why, or will never."""
+    with contextlib.suppress(ConnectionError):
+        link.send(what)
 
 
 def _be(call: bytes, words: str, parent: int) -> None:
