@@ -6,13 +6,18 @@ python benchmarks/tables/asynchrony.py --data DIR --images 20000 [--jobs 16] [--
 from __future__ import annotations
 
 import argparse
+import json
 import math
+import shutil
 import statistics
 from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
+import tomli_w
 from trials import Result, Trial, holds, options, run_all, run_at, show
+
+from polyreme import api
 
 MODEL = {"kind": "resnet20", "norm": "batch"}
 HOMOGENEOUS = {"compute": {"kind": "gamma", "machine_spread": 0.01, "spread": 0.1}}
@@ -243,7 +248,68 @@ def _show_times(found: Mapping[str, Result], target: float) -> None:
         print(f"| {name} | {shown} |")
 
 
-TABLES = {"ormo": ormo, "orlomo": orlomo, "asp": asp, "partial_reduce": partial_reduce}
+def delays(given: argparse.Namespace) -> None:
+    """How late gradients are on each cluster, which goes by the clock and not by the model.
+
+    So it is that of a small model on digits, in as many steps as the tables have.
+    """
+    rows = [
+        (f"{method}, {n} workers, {cluster}", parallel, n, simulate)
+        for method, parallel, workers in (
+            ("ASGD", {"rule": SGD, "sync": {"kind": "ASGD"}}, (16, 64)),
+            ("OrLoMo, 8 steps", {"rule": SGD, "sync": {"kind": "OrLoMo"}}, (16,)),
+        )
+        for n in workers
+        for cluster, simulate in CLUSTERS.items()
+    ]
+    rows += [
+        (f"ASP, {n} workers", {"rule": HEAVY, "sync": {"kind": "ASGD"}}, n, HOMOGENEOUS)
+        for n in (4, 8, 32)
+    ]
+    print("\nDelays: pushes that were applied between a push's beginning and its own\n")
+    print("| configuration | mean | median | 95 of 100 | most |\n|---|---|---|---|---|")
+    for name, parallel, n, simulate in rows:
+        steps = given.epochs * given.images // (PER_WORKER * n)
+        found = sorted(_delays(given, parallel, n, simulate, steps))
+        mean, last = statistics.fmean(found), len(found) - 1
+        shown = " | ".join(f"{found[last * share // 100]}" for share in (50, 95, 100))
+        print(f"| {name} | {mean:.1f} | {shown} |")
+
+
+def _delays(
+    given: argparse.Namespace, parallel: Mapping[str, Any], n: int, simulate: Any, steps: int
+) -> list[int]:
+    """Of all gradients of a run."""
+    folder = given.out / "delays"
+    shutil.rmtree(folder, ignore_errors=True)
+    spec = {
+        "model": {"kind": "mlp", "hidden": [4]},
+        "data": {"kind": "digits"},
+        "train": {"steps": steps, "global_batch": n},
+        "data_parallel": {**parallel, "rule": {**parallel["rule"], "lr": 0.001}},
+        "simulate": {"workers": n, **simulate},
+    }
+    given.out.mkdir(parents=True, exist_ok=True)
+    path = given.out / "delays.toml"
+    path.write_text(tomli_w.dumps(spec))
+    api.simulate(path, out=folder)
+    events = map(json.loads, (folder / "log.jsonl").read_text().splitlines())
+    steps_logged = (event for event in events if event["kind"] == "step")
+    return [
+        int(delay)
+        for event in steps_logged
+        for delay, count in event["delays"].items()
+        for _ in range(count)
+    ]
+
+
+TABLES = {
+    "ormo": ormo,
+    "orlomo": orlomo,
+    "asp": asp,
+    "partial_reduce": partial_reduce,
+    "delays": delays,
+}
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
