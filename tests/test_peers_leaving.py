@@ -257,7 +257,10 @@ def test_no_order_of_thousands_holds_anyone_up(sync, thousand: int) -> None:
 
 
 def _goes_on(sync, seed: int) -> None:
-    """Somebody computes all its gradients; of partial reduce too few for a group may wait."""
+    """Somebody computes all its gradients; of partial reduce too few for a group may wait.
+
+    One that crashes while its last is under way comes back behind it.
+    """
     drawn = random.Random(seed)
     n = drawn.randint(1, 6)
     if isinstance(sync, PartialReduce) and (sync.group_size or 0) > n:
@@ -267,7 +270,7 @@ def _goes_on(sync, seed: int) -> None:
     ).run()
     steps = [state["step"] for state in played.states[:n]]
     assert not played.gone
-    assert max(steps) == 12
+    assert max(steps) >= 12
     assert not any(link for link in played.links.values())
     if isinstance(sync, PartialReduce):
         waiting = sum(state["awaits"] for state in played.states[:n])
@@ -276,7 +279,7 @@ def _goes_on(sync, seed: int) -> None:
         )
         assert waiting < (sync.group_size or n) + n - 1
     else:
-        assert steps == [12] * n
+        assert min(steps) >= 12
 
 
 def test_those_who_come_when_nobody_has_a_model_left_begin_with_the_first() -> None:
