@@ -60,6 +60,12 @@ def test_a_recorded_order_of_arrival_played_again_gives_the_same_bits(
             run.pushed(30 * sync.per_push)
     order = read_applied(tmp_path / "applied-0.bin")
     assert len(set(order["worker"])) == 3
+    own = dict.fromkeys(range(3), 0)  # the version that each one's last push made
+    for version, row in enumerate(order, 1):
+        assert row["version"] == own[row["worker"]] or (
+            kills and row["version"] > own[row["worker"]]
+        )
+        own[row["worker"]] = version
     assert torch.equal(_replayed(algorithm, order), _snapshot(tmp_path, 0))
 
 
@@ -225,16 +231,7 @@ def test_letters_that_come_twice_or_too_early_or_from_an_earlier_life(tmp_path) 
     """One push is applied once; what is missing is asked for; who is gone is not heard."""
     algorithm, address = _of(ASGD()), Address(folder=tmp_path, token=b"a" * 16)
     players = team(algorithm, Layout.of({"w": (12,)}), 2, lr=0.1)
-    server = Server(
-        sync=algorithm.sync,
-        algorithm=algorithm,
-        me=players[2],
-        state=algorithm.sync.init(algorithm, START.clone(), players[2]),
-        address=address,
-        folder=tmp_path,
-        life=0,
-        snapshot_s=60.0,
-    )
+    server = _server(algorithm, players[2], address)
     body = _push_body(algorithm, players[0])
     with Office(address, HOME) as home:
         thread = threading.Thread(target=server.play)
@@ -268,16 +265,7 @@ def test_pushes_of_workers_that_rest_are_asked_for_when_home_wants_the_state(tmp
     """A server that went back does not wait for those who wait for it, nor for an earlier life."""
     algorithm, address = _of(ASGD()), Address(folder=tmp_path, token=b"a" * 16)
     players = team(algorithm, Layout.of({"w": (12,)}), 2, lr=0.1)
-    server = Server(
-        sync=algorithm.sync,
-        algorithm=algorithm,
-        me=players[2],
-        state=algorithm.sync.init(algorithm, START.clone(), players[2]),
-        address=address,
-        folder=tmp_path,
-        life=0,
-        snapshot_s=60.0,
-    )
+    server = _server(algorithm, players[2], address)
     body = _push_body(algorithm, players[0])
     with Office(address, HOME) as home:
         thread = threading.Thread(target=server.play)
@@ -299,6 +287,20 @@ def test_pushes_of_workers_that_rest_are_asked_for_when_home_wants_the_state(tmp
         thread.join(10)
         assert not thread.is_alive()
         box.close()
+
+
+def _server(algorithm: DataParallel, me, address: Address) -> Server:
+    """One in this process, in the folder of its sockets."""
+    return Server(
+        sync=algorithm.sync,
+        algorithm=algorithm,
+        me=me,
+        state=algorithm.sync.init(algorithm, START.clone(), me),
+        address=address,
+        folder=address.folder,
+        life=0,
+        snapshot_s=60.0,
+    )
 
 
 def _push_body(algorithm: DataParallel, me) -> bytes:

@@ -242,10 +242,12 @@ def _target(found: Mapping[str, Result]) -> float:
 
 
 def _show_times(found: Mapping[str, Result], target: float) -> None:
-    print(f"\n| configuration | virtual seconds to {100 * target:.0f} % |\n|---|---|")
+    targets = (target, target + 0.2)  # what all reach, and what some do
+    heads = " | ".join(f"virtual seconds to {100 * each:.0f} %" for each in targets)
+    print(f"\n| configuration | {heads} |\n|---|---|---|")
     for name, result in found.items():
-        shown = ", ".join(f"{second:.0f}" for second in seconds(result, target))
-        print(f"| {name} | {shown} |")
+        cells = [", ".join(f"{s:.0f}" for s in seconds(result, each)) for each in targets]
+        print(f"| {name} | {' | '.join(cells)} |")
 
 
 def delays(given: argparse.Namespace) -> None:
