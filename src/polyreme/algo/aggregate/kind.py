@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import msgspec
 
-from ...errors import undefined
+from ...errors import Violation, undefined
 
 if TYPE_CHECKING:
     import torch
@@ -20,8 +20,19 @@ class AggregatorKind(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
     is_mean: ClassVar[bool] = False
     """Whether it is the plain mean, which sums made on the way give too."""
-    by_entry: ClassVar[bool] = False
-    """Whether each entry depends on the same entry of the rows alone: it can be made in shares."""
+    robust: ClassVar[bool] = False
+    """Whether rows of any content may be among those given."""
+    takes_weights: ClassVar[bool] = False
+    """Whether rows may count unlike."""
+
+    @property
+    def by_entry(self) -> bool:
+        """Whether each entry depends on the same entry of the rows alone: shares can make it."""
+        return False
+
+    def refused(self, n: int) -> list[Violation]:
+        """What forbids this aggregator for so many rows."""
+        return []
 
     def init(self, like: torch.Tensor) -> State:
         """State before the first aggregate."""
@@ -30,8 +41,9 @@ class AggregatorKind(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     def combine(
         self, rows: Sequence[torch.Tensor], state: State
     ) -> tuple[torch.Tensor, State, tuple[int, ...]]:
-        """The aggregate of rows in order of workers, the next state, and which were left out.
+        """The aggregate of rows in order of workers, the next state, and which are suspects.
 
-        A worker that has nothing to give (no labels, not sampled) is no row.
+        A worker that has nothing to give (no labels, not sampled) is no row. One that needs sums
+        over the parts of a split replica is a generator of `SumShards`.
         """
         raise undefined(self, "combine")
