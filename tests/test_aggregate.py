@@ -6,11 +6,11 @@ import json
 from pathlib import Path
 from typing import Any
 
-import aggregators as by
 import numpy as np
 import pytest
 import torch
 
+import aggregators as by
 import polyreme as pr
 from polyreme.algo import aggregate
 from polyreme.algo.aggregate.before import ARC, Bucketing, Clipping, NearestNeighbourMixing

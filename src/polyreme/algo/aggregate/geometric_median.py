@@ -44,8 +44,8 @@ class GeometricMedian(
         start = _densest(points.squared, shares)
         found, away = start, _away(points, start)
         scale = float(np.median(away))
-        if not scale:  # half of the rows are one point
-            scale = float(away.max()) or 1.0
+        if not scale:  # most rows are one point
+            scale = float(min(away[away > 0], default=1.0))
         for _ in range(self.iterations):
             inverse = shares / np.maximum(away, self.nu * scale)
             after = inverse / inverse.sum()

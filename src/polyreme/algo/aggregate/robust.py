@@ -213,7 +213,7 @@ class RobustKind(AggregatorKind, frozen=True, kw_only=True):
         weights = None
         if made.weights is not None:
             weights = torch.as_tensor(made.weights, device=device)
-        as_they_are = mixing is None or np.array_equal(mixing, np.eye(*mixing.shape))
+        as_they_are = mixing is None or np.array_equal(mixing, np.eye(rows.n, rows.n + 1))
         by = None if mixing is None else torch.as_tensor(mixing, dtype=dtype, device=device)
         for start, block in rows.blocks():
             mixed = block.to(dtype)
