@@ -20,7 +20,8 @@ class Bulyan(RobustKind, frozen=True, kw_only=True, tag="Bulyan", tag_field="kin
 
     Source: El Mhamdi et al. 2018, "The Hidden Vulnerability of Distributed Learning in
     Byzantium", section 4.
-    Differs: where so few rows are left that Krum looks at no neighbour, it looks at one.
+    Differs: where so few rows are left that Krum looks at no neighbour, it looks at one; of rows
+    that tie, as two that are each other's nearest do then, it takes the one whose next is nearer.
     """
 
     least_rule: ClassVar[str] = "n >= 4 f + 3"
@@ -35,7 +36,9 @@ class Bulyan(RobustKind, frozen=True, kw_only=True, tag="Bulyan", tag_field="kin
         while len(left) > 2 * f:
             inner = squared[np.ix_(left, left)]
             looked_at = min(f, max(0, len(left) - 3))  # so that one neighbour is left
-            left.pop(int(np.argmin(scores(inner, looked_at, "n-f-2"))))
+            first = scores(inner, looked_at, "n-f-2")
+            others = np.sort(inner, axis=1)[:, :0:-1]  # the nearest last, which counts first
+            left.pop(int(np.lexsort((*others.T, first))[0]))
         chosen = [i for i in range(points.n) if i not in left]
         return np.eye(points.n, points.n + 2)[chosen]
 

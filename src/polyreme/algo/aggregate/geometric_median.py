@@ -43,9 +43,9 @@ class GeometricMedian(
         shares = shares / shares.sum()
         start = _densest(points.squared, shares)
         found, away = start, _away(points, start)
-        scale = float(np.median(away))
-        if not scale:  # most rows are one point
-            scale = float(min(away[away > 0], default=1.0))
+        scale = away[_half(away, shares)].max()
+        if not scale:  # half of all weight is at one point, which no other is better than
+            return np.pad(start, (0, 2))[None, :]
         for _ in range(self.iterations):
             inverse = shares / np.maximum(away, self.nu * scale)
             after = inverse / inverse.sum()
@@ -57,14 +57,16 @@ class GeometricMedian(
         return np.pad(found, (0, 2))[None, :]
 
 
+def _half(squared: Array, shares: Array) -> Indices:
+    """The nearest rows that have half of all weight."""
+    order = nearest(squared, len(shares))
+    return order[: int(np.searchsorted(np.cumsum(shares[order]), 0.5 - 1e-12)) + 1]
+
+
 def _densest(squared: Array, shares: Array) -> Array:
-    """Weights of the mean of the rows nearest to one, of half of all weight: its lie densest."""
-    half: list[tuple[float, Indices]] = []
-    for row in range(len(shares)):
-        order = nearest(squared[row], len(shares))
-        count = int(np.searchsorted(np.cumsum(shares[order]), 0.5 - 1e-12)) + 1
-        half.append((float(squared[row, order[count - 1]]), order[:count]))
-    inside = min(half, key=lambda each: each[0])[1]
+    """Weights of the mean of the half of the rows that is closest about one of them."""
+    halves = [_half(row, shares) for row in squared]
+    inside = min(zip(squared, halves, strict=True), key=lambda each: each[0][each[1]].max())[1]
     weights = np.zeros(len(shares))
     weights[inside] = shares[inside]
     total: Array = weights / weights.sum()

@@ -68,7 +68,7 @@ class Points:
 
 
 def distances(gram: Array) -> Array:
-    """Squared distances between points of these dot products: both ways alike, so that ties stay."""
+    """Squared distances between points of these dot products; alike both ways: ties stay."""
     squares = np.diag(gram)
     found = np.maximum(squares[:, None] + squares[None, :] - 2 * gram, 0.0)
     np.fill_diagonal(found, 0.0)

@@ -263,10 +263,14 @@ class RobustKind(AggregatorKind, frozen=True, kw_only=True):
         raise RunError(f"{said}: {self.too_many(kept, f - gone)}")
 
     def _suspects(self, n: int, made: Made, squared: Array) -> tuple[int, ...]:
-        """Rows set aside, and those farthest from the aggregate, to f in all."""
+        """Rows set aside, and those farthest from the aggregate, to f in all.
+
+        No row is one that is no farther than half of them: of rows alike there is none.
+        """
         aside = set(range(n)) - set(made.kept)
         by_distance = sorted(range(len(made.kept)), key=lambda place: (-squared[place], place))
-        far = [made.kept[place] for place in by_distance if squared[place] > 0]
+        usual = (1 + 1e-9) * np.median(squared)
+        far = [made.kept[place] for place in by_distance if squared[place] > usual]
         return tuple(sorted(aside | set(far[: max(0, self.byzantine - len(aside))])))
 
 
