@@ -22,6 +22,10 @@ class Bulyan(RobustKind, frozen=True, kw_only=True, tag="Bulyan", tag_field="kin
     Byzantium", section 4.
     Differs: where so few rows are left that Krum looks at no neighbour, it looks at one; of rows
     that tie, as two that are each other's nearest do then, it takes the one whose next is nearer.
+
+    Attributes:
+        byzantine: Rows that may be hostile or broken (f).
+        before: What is done to the rows first.
     """
 
     least_rule: ClassVar[str] = "n >= 4 f + 3"

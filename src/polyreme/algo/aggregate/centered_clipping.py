@@ -22,6 +22,8 @@ class CenteredClipping(
     algorithm 1.
 
     Attributes:
+        byzantine: Rows that may be hostile or broken (f).
+        before: What is done to the rows first.
         tau: How far from the centre a row may be; the result follows the rows' scale only where
             this does.
         iterations: How often.

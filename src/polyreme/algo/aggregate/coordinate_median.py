@@ -20,6 +20,10 @@ class CoordinateMedian(
 
     Source: Yin et al. 2018, "Byzantine-Robust Distributed Learning: Towards Optimal Statistical
     Rates", definition 1.
+
+    Attributes:
+        byzantine: Rows that may be hostile or broken (f).
+        before: What is done to the rows first.
     """
 
     geometric: ClassVar[bool] = False

@@ -25,6 +25,8 @@ class GeometricMedian(
     shares of the rows' median distance from there, so that the result scales with the rows.
 
     Attributes:
+        byzantine: Rows that may be hostile or broken (f).
+        before: What is done to the rows first.
         nu: Smaller distances count as this, as a share of the median distance.
         tolerance: It ends with a step no longer than this, as a share of the median distance.
         iterations: It ends after so many.

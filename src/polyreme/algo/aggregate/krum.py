@@ -28,6 +28,8 @@ class Krum(RobustKind, frozen=True, kw_only=True, tag="Krum", tag_field="kind"):
     Descent", section 3.
 
     Attributes:
+        byzantine: Rows that may be hostile or broken (f).
+        before: What is done to the rows first.
         neighbours: How many others count: the paper's n - f - 2, or one more.
     """
 

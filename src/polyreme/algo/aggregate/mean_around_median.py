@@ -17,6 +17,10 @@ class MeanAroundMedian(
     """The mean of the n - f values of each entry that are nearest to its median (Meamed).
 
     Source: Xie et al. 2018, "Generalized Byzantine-tolerant SGD", definition 8.
+
+    Attributes:
+        byzantine: Rows that may be hostile or broken (f).
+        before: What is done to the rows first.
     """
 
     geometric: ClassVar[bool] = False

@@ -22,6 +22,10 @@ class MinimumDiameterAveraging(
 
     Source: Rousseeuw 1985, "Multivariate Estimation with High Breakdown Point"; El Mhamdi et al.
     2021, "Distributed Momentum for Byzantine-resilient Stochastic Gradient Descent".
+
+    Attributes:
+        byzantine: Rows that may be hostile or broken (f).
+        before: What is done to the rows first.
     """
 
     least_rule: ClassVar[str] = "n >= 2 f + 1"

@@ -20,6 +20,8 @@ class MoNNA(RobustKind, frozen=True, kw_only=True, tag="MoNNA", tag_field="kind"
     all trust the same: a worker that is known to be honest, such as the user's own machine.
 
     Attributes:
+        byzantine: Rows that may be hostile or broken (f).
+        before: What is done to the rows first.
         trusted: Which row.
     """
 

@@ -19,6 +19,8 @@ class MultiKrum(RobustKind, frozen=True, kw_only=True, tag="MultiKrum", tag_fiel
     Descent", section 5, where n - f rows are chosen.
 
     Attributes:
+        byzantine: Rows that may be hostile or broken (f).
+        before: What is done to the rows first.
         neighbours: How many others count: the paper's n - f - 2, or one more.
         chosen: Rows that the mean is of (unset: n - f).
     """

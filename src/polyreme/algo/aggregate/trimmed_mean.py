@@ -16,6 +16,10 @@ class TrimmedMean(RobustKind, frozen=True, kw_only=True, tag="TrimmedMean", tag_
 
     Source: Yin et al. 2018, "Byzantine-Robust Distributed Learning: Towards Optimal Statistical
     Rates", definition 2.
+
+    Attributes:
+        byzantine: Rows that may be hostile or broken (f).
+        before: What is done to the rows first.
     """
 
     geometric: ClassVar[bool] = False
