@@ -11,6 +11,7 @@ from .algo.aggregate import Aggregator
 from .algo.aggregate.kind import AggregatorKind
 from .algo.aggregate.majority import MajorityVote
 from .algo.aggregate.mean import Mean
+from .algo.effects import alone, settled
 from .algo.legal import checked, no_member
 from .errors import ConfigError, Violation, absent
 
@@ -65,5 +66,5 @@ def combined(aggregator: AggregatorKind, rows: torch.Tensor) -> torch.Tensor:
         rule = "is not rows of real numbers"
         legal = "a tensor of shape (n, d), n >= 1, of floating point"
         raise ConfigError([Violation(path="rows", value=value, rule=rule, legal=legal)])
-    out, _, _ = aggregator.combine(list(rows.detach()), aggregator.init(rows[0].detach()))
-    return out
+    found = aggregator.combine(list(rows.detach()), aggregator.init(rows[0].detach()))
+    return alone(settled(found))[0]

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 
@@ -198,7 +197,7 @@ class Run:
                     t=self.log.t,
                     attempt=self.log.attempt,
                     step=done,
-                    by_worker={w: _histogram(self.delays[w]) for w in sorted(self.delays)},
+                    by_worker={w: runlog.histogram(self.delays[w]) for w in sorted(self.delays)},
                 )
             )
         if self._saved() != done:  # it was not due, or failed
@@ -340,7 +339,8 @@ class Run:
                 rank=result.rank,
                 ranks=result.bad_ranks if result.skipped else None,
                 sample_ids=came.sample_ids() if listed else None,
-                delays=_histogram(delay for _, delay in came.delays) if came.delays else None,
+                delays=runlog.histogram(d for _, d in came.delays) if came.delays else None,
+                suspects=came.suspects or None,
             )
         )
 
@@ -393,8 +393,3 @@ class Run:
 def _due(every: int | None, before: int, done: int) -> bool:
     """Whether a multiple of `every` came with the last steps."""
     return every is not None and done // every > before // every
-
-
-def _histogram(delays: Iterable[int]) -> dict[int, int]:
-    """How often each occurs, the shortest first."""
-    return dict(sorted(Counter(delays).items()))

@@ -30,6 +30,8 @@ from ..algo.effects import (
     Sleep,
     Sum,
     SumShards,
+    Suspect,
+    with_suspects,
 )
 from ..algo.ledger import Ledger
 from ..algo.packet import Kinds, Message, from_bytes, to_bytes
@@ -72,6 +74,7 @@ class Player:
     compute_s: float = 0.0
     blocked_s: float = 0.0
     _sending: list[tuple[Any, int, torch.Tensor]] = field(default_factory=list)
+    _suspects: tuple[int, ...] = ()
     _began_s: float = field(default_factory=time.monotonic)
 
     def round(self) -> None:
@@ -109,13 +112,17 @@ class Player:
             case Recv():
                 return self._receive(effect)
             case Record():
+                effect, self._suspects = with_suspects(effect, self._suspects), ()
                 return self.on_record(effect) if self.on_record is not None else None
+            case Suspect():
+                self._suspects += effect.workers
             case Now():
                 return time.monotonic() - self._began_s
             case Members():
                 return tuple(range(self.me.n))
             case Sleep():
-                return time.sleep(effect.seconds)
+                time.sleep(effect.seconds)
+        return None
 
     def _compute(self, effect: Compute) -> Computed:
         start_s = time.perf_counter()

@@ -79,13 +79,14 @@ class FedAvg(SyncKind, frozen=True, kw_only=True, tag="FedAvg", tag_field="kind"
             params, told, n_batches = yield from self._trained(algorithm, state, lr, me)
         gone = start - params
         seen, arrived = yield Agree(batches=(told, way.arrival(gone)))
+        arrived = arrived.borne(algorithm.aggregate.bears)
         yield Record(step=step + 1, seen=way.marked(seen, arrived), lr=lr)
         after = {**state, "step": step + 1, "batch": state["batch"] + n_batches}
         weights = tuple(
-            n * float(row.weight > 0) * float(rank in sampled)
-            for rank, (n, row) in enumerate(zip(holds, seen.rows, strict=True))
+            n * float(row.weight > 0) * float(rank in sampled) * came.finite
+            for rank, (n, row, came) in enumerate(zip(holds, seen.rows, arrived.rows, strict=True))
         )
-        if arrived.bad or not any(weights):
+        if way.lost(arrived) or not any(weights):
             return after
         params, _, exchanged = yield from way.together(
             algorithm,
