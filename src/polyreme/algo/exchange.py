@@ -8,12 +8,12 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from ..errors import ConfigError
-from . import stacked
+from . import attacking, stacked
 from .aggregating import Rows, aggregated
 from .compress.dense import Dense
 from .compress.kind import CompressorKind
 from .compress.maybe import none, nothing, something
-from .effects import Program, alone, settled
+from .effects import Program, Split, alone, settled
 from .feedback.kind import Turn
 from .packet import Like, Message, Packet
 from .vector import span
@@ -70,6 +70,7 @@ def init(algorithm: DataParallel, params: torch.Tensor, me: Worker) -> State:
         "compress": {str(index): part.kind.init(part.like) for index, part in enumerate(made)},
         "aggregate": algorithm.aggregate.init(params),
         "topology": algorithm.topology.init(algorithm, params, me),
+        "attack": attacking.init(params, me),
     }
 
 
@@ -133,12 +134,15 @@ def combined(
 ) -> Program[tuple[torch.Tensor, State]]:
     """The aggregate over all workers of what each has, and the next state.
 
-    `silent` and `weights` are as in `carried`; what a silent worker's feedback keeps stays.
+    `silent` and `weights` are as in `carried`; what a silent worker's feedback keeps stays. A
+    hostile worker's feedback takes what it sends for what it was to send.
     """
     feedback, kept = algorithm.feedback, state["feedback"]
+    silent = attacking.silent(me, silent)
     prepared = vector
     if not silent:
         prepared, kept = feedback.prepare(vector, kept, turn)
+        prepared, state = yield from attacked(prepared, state, me, turn)
     absent = not feedback.remembers
     came = yield from carried(
         algorithm, prepared, state, me, turn, silent=silent, absent=absent, weights=weights
@@ -147,6 +151,15 @@ def combined(
         kept = feedback.settle(prepared, came.sent, came.named, kept)
     out, kept = feedback.receive(came.out, kept, turn)
     return out, {**came.state, "feedback": kept}
+
+
+def attacked(
+    prepared: torch.Tensor, state: State, me: Worker, turn: Turn
+) -> Split[tuple[torch.Tensor, State]]:
+    """What this worker sends where that is meant, hostile or not, and the next state."""
+    attack = state["attack"]
+    prepared, own = yield from attacking.sent(prepared, attack["own"], me, me.draw(turn.step))
+    return prepared, {**state, "attack": {**attack, "own": own}}
 
 
 def carried(
@@ -179,14 +192,15 @@ def carried(
     drawn = me.draw(turn.step) if draw is None else draw
     if silent:
         vector = vector.new_zeros(vector.shape)
-    aggregate, topology = state["aggregate"], state["topology"]
+    topology, attack = state["topology"], state["attack"]
+    aggregate: State = {"aggregate": state["aggregate"], "attack": attack["all"]}
     xs = pieces_of(vector, made)
     out: dict[int, torch.Tensor] = {}
     sent: dict[int, torch.Tensor] = {}
     named: dict[int, torch.Tensor] = {}
     compressors = dict(state["compress"])
     absent = absent and silent is not None and not algorithm.aggregate.is_mean
-    which = Rows(absent=absent, weights=weights)
+    which = Rows(absent=absent, weights=weights, sight=attacking.Sight.of(me, drawn))
 
     def combining(tensors: Sequence[torch.Tensor]) -> Program[list[torch.Tensor]]:
         nonlocal aggregate
@@ -237,7 +251,13 @@ def carried(
         out=_whole(out, made, vector, vector.dtype),
         sent=_whole(sent, made, vector, vector.dtype),
         named=_whole(named, made, vector, torch.bool),
-        state={**state, "compress": compressors, "aggregate": aggregate, "topology": topology},
+        state={
+            **state,
+            "compress": compressors,
+            "aggregate": aggregate["aggregate"],
+            "topology": topology,
+            "attack": {**attack, "all": aggregate["attack"]},
+        },
     )
 
 

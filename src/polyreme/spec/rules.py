@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
+from ..algo.attack.fitting import unfit
 from ..data.options import Arrays
 from ..errors import Violation
 from ..plan.options import degrees_left
@@ -41,6 +42,7 @@ def impossible(
         partial(_versions, spec),
         partial(_workers, spec, n_devices),
         partial(_faults, spec),
+        partial(_attack, spec),
     )
     # Where the data are of the wrong form, a length of sequences may yet be right.
     apart = checked(partial(fit.form, spec), "spec")
@@ -231,3 +233,8 @@ def _faults(spec: Spec) -> Iterator[Violation]:
     for index, fault in enumerate(faults):
         path, kind = f"simulate.faults[{index}].kind", fault.__struct_config__.tag
         yield Violation(path=path, value=kind, rule=rule, legal=legal)
+
+
+def _attack(spec: Spec) -> Iterator[Violation]:
+    simulate = spec.simulate
+    yield from unfit(simulate.attacks, simulate.workers, spec.data_parallel, "simulate.attack")
