@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from ..errors import ConfigError
+from ..errors import ConfigError, Violation
 from . import attacking, stacked
 from .aggregating import Rows, aggregated
 from .compress.dense import Dense
@@ -15,6 +15,7 @@ from .compress.kind import CompressorKind
 from .compress.maybe import none, nothing, something
 from .effects import Program, Split, alone, settled
 from .feedback.kind import Turn
+from .legal import tag
 from .packet import Like, Message, Packet
 from .vector import span
 
@@ -102,7 +103,10 @@ def given(
 
     With `weights`, of all workers, each counts so much of `total` (unset: of their sum), because
     its vector is scaled before the plain mean is taken; one of weight 0 takes no part. A robust
-    aggregate has vectors as they are, and their weights, if it takes any.
+    aggregate has vectors as they are, and their weights.
+
+    Raises:
+        ConfigError: Weights differ, and the aggregate is robust and takes none.
     """
     takes_part = weights is None or weights[me.rank] > 0
     if not algorithm.topology.exact:
@@ -115,11 +119,23 @@ def given(
     silent = None if all(weights) else not takes_part
     unlike = tuple(weights) if len({each for each in weights if each}) > 1 else None
     if algorithm.aggregate.robust:
+        if unlike and not algorithm.aggregate.takes_weights:
+            raise ConfigError([unweighted(algorithm)])
         return (
             yield from combined(algorithm, vector, state, me, turn, silent=silent, weights=unlike)
         )
     scaled = vector if scale == 1 else vector * scale
     return (yield from combined(algorithm, scaled, state, me, turn, silent=silent))
+
+
+def unweighted(algorithm: DataParallel) -> Violation:
+    """The error for an aggregate that cannot count workers by what they have."""
+    return Violation(
+        path="data_parallel.aggregate.kind",
+        value=tag(algorithm.aggregate),
+        rule="takes no weights, and workers count by the samples that they own",
+        legal='one that takes weights, such as "Mean", or data_parallel.sync.alike = true',
+    )
 
 
 def combined(

@@ -9,6 +9,8 @@ from functools import partial
 from pathlib import Path
 
 from ..algo.attack.fitting import unfit
+from ..algo.exchange import unweighted
+from ..algo.sync import FedAvg
 from ..data.options import Arrays
 from ..errors import Violation
 from ..plan.options import degrees_left
@@ -43,6 +45,7 @@ def impossible(
         partial(_workers, spec, n_devices),
         partial(_faults, spec),
         partial(_attack, spec),
+        partial(_weights, spec),
     )
     # Where the data are of the wrong form, a length of sequences may yet be right.
     apart = checked(partial(fit.form, spec), "spec")
@@ -238,3 +241,13 @@ def _faults(spec: Spec) -> Iterator[Violation]:
 def _attack(spec: Spec) -> Iterator[Violation]:
     simulate = spec.simulate
     yield from unfit(simulate.attacks, simulate.workers, spec.data_parallel, "simulate.attack")
+
+
+def _weights(spec: Spec) -> Iterator[Violation]:
+    """Clients that own their data count by it, wherever what they send becomes one."""
+    algorithm = spec.data_parallel
+    sync, aggregate = algorithm.sync, algorithm.aggregate
+    if spec.data.partition is None or not isinstance(sync, FedAvg) or sync.alike:
+        return
+    if not (aggregate.is_mean or aggregate.takes_weights):
+        yield unweighted(algorithm)
