@@ -8,11 +8,13 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import msgspec
 
 from ...errors import Violation, undefined
+from ..effects import Split
 
 if TYPE_CHECKING:
     import torch
 
 State = dict[str, Any]
+Combined = tuple["torch.Tensor", State, tuple[int, ...]]
 
 
 class AggregatorKind(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -21,7 +23,7 @@ class AggregatorKind(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     is_mean: ClassVar[bool] = False
     """Whether it is the plain mean, which sums made on the way give too."""
     robust: ClassVar[bool] = False
-    """Whether rows of any content may be among those given."""
+    """Whether rows of any content may be among those given; then rows are given as they are."""
     takes_weights: ClassVar[bool] = False
     """Whether rows may count unlike."""
 
@@ -29,6 +31,11 @@ class AggregatorKind(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     def by_entry(self) -> bool:
         """Whether each entry depends on the same entry of the rows alone: shares can make it."""
         return False
+
+    @property
+    def bears(self) -> int:
+        """How many workers may be absent, or not finite, without a step being lost for it."""
+        return 0
 
     def refused(self, n: int) -> list[Violation]:
         """What forbids this aggregator for so many rows."""
@@ -38,12 +45,13 @@ class AggregatorKind(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         """State before the first aggregate."""
         return {}
 
-    def combine(
-        self, rows: Sequence[torch.Tensor], state: State
-    ) -> tuple[torch.Tensor, State, tuple[int, ...]]:
+    def combine(self, rows: Sequence[torch.Tensor], state: State) -> Combined | Split[Combined]:
         """The aggregate of rows in order of workers, the next state, and which are suspects.
 
-        A worker that has nothing to give (no labels, not sampled) is no row. One that needs sums
-        over the parts of a split replica is a generator of `SumShards`.
+        A worker that has nothing to give (no labels, not sampled) is no row. Suspects are numbers
+        of rows, ascending: those that were set aside, or stand farthest from what came out. One
+        that `takes_weights` also has an argument `weights`, one number a row, None if all count
+        alike; a robust one `absent`, how many rows are missing that might have been. Where a
+        replica is split, rows are its parts' shares of them.
         """
         raise undefined(self, "combine")

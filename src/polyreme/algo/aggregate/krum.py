@@ -30,16 +30,17 @@ class Krum(RobustKind, frozen=True, kw_only=True, tag="Krum", tag_field="kind"):
     Attributes:
         byzantine: Rows that may be hostile or broken (f).
         before: What is done to the rows first.
-        neighbours: How many others count: the paper's n - f - 2, or one more.
+        neighbours: How many others count: the paper's n - f - 2, or one more, as peers have it,
+            which goes with any f < n / 2.
     """
 
     neighbours: Neighbours = "n-f-2"
 
-    least_rule: ClassVar[str] = "n >= 2 f + 3"
+    least_rule: ClassVar[str] = 'n >= 2 f + 3 (with neighbours "n-f-1" 2 f + 1)'
 
     def least(self, f: int) -> int:
-        """The paper's 2 f + 2 < n."""
-        return 2 * f + 3
+        """The paper's 2 f + 2 < n; its peers' f < n / 2."""
+        return 2 * f + (3 if self.neighbours == "n-f-2" else 1)
 
     def mixing(self, points: Points, f: int, weights: Array | None) -> Array:
         """1 for the row chosen."""

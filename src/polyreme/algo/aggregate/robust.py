@@ -64,6 +64,11 @@ class RobustKind(AggregatorKind, frozen=True, kw_only=True):
         """Whether each entry depends on the same entry of the rows alone; of finite rows."""
         return not (self.geometric or self.before)
 
+    @property
+    def bears(self) -> int:
+        """As many as may be hostile."""
+        return self.byzantine
+
     least_rule: ClassVar[str] = "n >= 2 f + 1"
     """How many rows it takes, as a formula."""
 
