@@ -30,9 +30,15 @@ class Bulyan(RobustKind, frozen=True, kw_only=True, tag="Bulyan", tag_field="kin
 
     least_rule: ClassVar[str] = "n >= 4 f + 3"
 
+    assumes: ClassVar[str] = "many honest rows, and a little hidden in each of many entries"
+
     def least(self, f: int) -> int:
         """The paper's n >= 4 f + 3."""
         return 4 * f + 3
+
+    def epsilon(self, n: int) -> float:
+        """That of the mean of any n - 4 f entries."""
+        return 4 * self.byzantine / (n - 4 * self.byzantine)
 
     def mixing(self, points: Points, f: int, weights: Array | None) -> Array:
         """A row for each row chosen, in the order of rows."""

@@ -35,6 +35,15 @@ class CenteredClipping(
     centred: ClassVar[bool] = True
     takes_weights: ClassVar[bool] = True
 
+    epsilon_source: ClassVar[str] = "the rows may be as far from the centre as one likes"
+    assumes: ClassVar[str] = (
+        "rows within tau of the last aggregate, as workers' momentum makes them"
+    )
+
+    def epsilon(self, n: int) -> float:
+        """None: without attack too it moves no more than tau an iteration."""
+        return float("inf")
+
     def mixing(self, points: Points, f: int, weights: Array | None) -> Array:
         """Weights of the rows and of the centre."""
         n = points.n

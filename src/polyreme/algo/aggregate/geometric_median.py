@@ -38,6 +38,15 @@ class GeometricMedian(
 
     takes_weights: ClassVar[bool] = True
 
+    epsilon_source: ClassVar[str] = (
+        "no mean distance is larger than the mean's, nor that than the root of its square"
+    )
+    assumes: ClassVar[str] = "fewer than half of the rows hostile; f need not be known"
+
+    def epsilon(self, n: int) -> float:
+        """Whatever f is."""
+        return 1.0
+
     def mixing(self, points: Points, f: int, weights: Array | None) -> Array:
         """Weights of the last mean."""
         n = points.n

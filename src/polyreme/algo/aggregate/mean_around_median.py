@@ -25,6 +25,15 @@ class MeanAroundMedian(
 
     geometric: ClassVar[bool] = False
 
+    exact: ClassVar[bool] = True
+    time: ClassVar[str] = "n log(n)^2 d"
+    memory: ClassVar[str] = "blocks of rows"
+    assumes: ClassVar[str] = "f known; entries about which honest rows agree"
+
+    def epsilon(self, n: int) -> float:
+        """The least that there is."""
+        return self.byzantine / (n - self.byzantine)
+
     def entries(self, block: torch.Tensor, f: int, weights: torch.Tensor | None) -> torch.Tensor:
         """Means of the values near the median."""
         return nearest_mean(block, len(block) - f)

@@ -39,6 +39,14 @@ class MinimumDiameterAveraging(
             return f"{type(self).__name__} takes no more than 10^6 subsets of n - f = {n - f} rows"
         return broken
 
+    exact: ClassVar[bool] = True
+    time: ClassVar[str] = "n^2 d + C(n, f)"
+    assumes: ClassVar[str] = "f known; few subsets"
+
+    def epsilon(self, n: int) -> float:
+        """The least that there is."""
+        return self.byzantine / (n - self.byzantine)
+
     def mixing(self, points: Points, f: int, weights: Array | None) -> Array:
         """The same for each row of the subset."""
         return mean_of(np.array(_closest(points.squared, f)), points.n)

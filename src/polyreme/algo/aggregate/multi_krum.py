@@ -31,6 +31,8 @@ class MultiKrum(RobustKind, frozen=True, kw_only=True, tag="MultiKrum", tag_fiel
 
     least_rule: ClassVar[str] = 'n >= 2 f + 3 (with neighbours "n-f-1" 2 f + 1)'
 
+    assumes: ClassVar[str] = "honest rows alike: unlike ones are left out in place of hostile ones"
+
     def least(self, f: int) -> int:
         """The paper's 2 f + 2 < n; its peers' f < n / 2."""
         return 2 * f + (3 if self.neighbours == "n-f-2" else 1)
@@ -45,6 +47,10 @@ class MultiKrum(RobustKind, frozen=True, kw_only=True, tag="MultiKrum", tag_fiel
             legal = f"1 to {most}"
             found.append(Violation(path=path, value=self.chosen, rule=rule, legal=legal))
         return found
+
+    def epsilon(self, n: int) -> float:
+        """That of the mean of any so many rows."""
+        return n / (self.chosen or n - self.byzantine) - 1
 
     def mixing(self, points: Points, f: int, weights: Array | None) -> Array:
         """The same for each row chosen."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, ClassVar
 
 import msgspec
 import numpy as np
@@ -15,7 +15,7 @@ from ..legal import tag
 from .before import Before
 from .blocks import Rows, working
 from .geometry import Array, Points, measured
-from .kind import AggregatorKind, State
+from .kind import AggregatorKind, Combined, State
 from .ordered import finite_rows, squared_from
 
 if TYPE_CHECKING:
@@ -71,6 +71,22 @@ class RobustKind(AggregatorKind, frozen=True, kw_only=True):
 
     least_rule: ClassVar[str] = "n >= 2 f + 1"
     """How many rows it takes, as a formula."""
+
+    exact: ClassVar[bool] = False
+    """Whether some rows reach `epsilon`."""
+    epsilon_source: ClassVar[str] = "the mean of k of n rows has no more than (n - k) / k"
+    """Why `epsilon` is what it is."""
+    time: ClassVar[str] = "n^2 d"
+    memory: ClassVar[str] = "n^2, and blocks of rows"
+    assumes: ClassVar[str] = "at most f hostile rows"
+    """What it rests on."""
+
+    def epsilon(self, n: int) -> float:
+        """The price of robustness: what ||A(x) - mean||^2 is at most, without attack.
+
+        As a multiple of the rows' mean squared distance from their mean.
+        """
+        raise undefined(self, "epsilon")
 
     def least(self, f: int) -> int:
         """That, as a number."""
@@ -128,7 +144,7 @@ class RobustKind(AggregatorKind, frozen=True, kw_only=True):
         state: State,
         weights: Sequence[float] | None = None,
         absent: int = 0,
-    ) -> Any:
+    ) -> Split[Combined]:
         """The aggregate of rows, the next state, and the suspects among the rows.
 
         Suspects are the rows set aside, and of the others those farthest from the aggregate, to f
