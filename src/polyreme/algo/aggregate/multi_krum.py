@@ -50,7 +50,8 @@ class MultiKrum(RobustKind, frozen=True, kw_only=True, tag="MultiKrum", tag_fiel
 
     def epsilon(self, n: int) -> float:
         """That of the mean of any so many rows."""
-        return n / (self.chosen or n - self.byzantine) - 1
+        chosen = self.chosen or n - self.byzantine
+        return (n - chosen) / chosen
 
     def mixing(self, points: Points, f: int, weights: Array | None) -> Array:
         """The same for each row chosen."""

@@ -24,16 +24,19 @@ def ascending(block: torch.Tensor, wanted: range) -> list[torch.Tensor]:
 
     if len(block) > _MOST_BY_NETWORK:
         return list(block.sort(dim=0).values[wanted.start : wanted.stop])
-    if len(block) == 1:
-        return [block[0]]
-    rows, spare = list(block.clone().unbind(0)), torch.empty_like(block[0])
+    rows, spare = list(block.unbind(0)), [torch.empty_like(block[0])]
+    own = [False] * len(rows)  # whether it may be written to: the block may not
     for low, high, has_low, has_high in _network(len(block), wanted):
+        a, b, smaller = rows[low], rows[high], None
         if has_low:
-            torch.minimum(rows[low], rows[high], out=spare)
+            smaller = torch.minimum(a, b, out=spare.pop() if spare else torch.empty_like(a))
         if has_high:
-            torch.maximum(rows[low], rows[high], out=rows[high])
-        if has_low:
-            rows[low], spare = spare, rows[low]
+            rows[high] = torch.maximum(a, b, out=b if own[high] else torch.empty_like(b))
+            own[high] = True
+        if smaller is not None:
+            if own[low]:
+                spare.append(a)
+            rows[low], own[low] = smaller, True
     return rows[wanted.start : wanted.stop]
 
 
@@ -129,5 +132,11 @@ def squared_from(block: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
     """Squared distances of a block's rows from a vector, float64."""
     import torch
 
-    away = block.to(working(block.dtype)) - out.to(working(block.dtype))
-    return torch.bmm(away[:, None, :], away[:, :, None])[:, 0, 0].double()
+    dtype = working(block.dtype)
+    point = out.to(dtype)
+    away = torch.empty_like(point)  # of one row, so that it stays in cache
+    found = []
+    for row in block:
+        torch.sub(row.to(dtype), point, out=away)
+        found.append(torch.dot(away, away))
+    return torch.stack(found).double()
