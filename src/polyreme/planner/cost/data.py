@@ -337,11 +337,12 @@ class DataCost:
         groups: dict[Over, tuple[int, ...]] = {
             "parts": (6,),
             "contexts": (4, 5),
-            "experts": (3, 5),
             "shards": (2,),
             "replicas": (1, 4),
             "data": (1, 2, 4),
         }
+        if degrees.ep > 1:
+            groups["experts"] = (3, 5)
         found: dict[Over, int] = {"holders": 1, "stages": 1}
         for over, axes in groups.items():
             last = np.moveaxis(grid, axes, range(-len(axes), 0))
