@@ -36,7 +36,7 @@ def split_violations(plan: Plan, *, unlike: bool = False) -> Iterator[Violation]
             yield _wrong(f"{path}.split", list(devices(split)), rule, "even parts")
         wrong = wrong or degrees is None
         if degrees is not None:
-            found[degrees] += 1
+            found[degrees.alone] += 1
             yield from _own_violations(path, layer_plan, degrees)
         if what := sorted(layer_plan.offload - ({"optimizer"} if unlike else frozenset())):
             yield _wrong(f"{path}.offload", what, "is not executable yet", "nothing")
@@ -61,7 +61,7 @@ def _unlike(plan: Plan, of: Mapping[ShardTree, Degrees | None]) -> Violation:
         layer_plan = plan.layer_plans.get(name)
         degrees = None if layer_plan is None else of[layer_plan.split]
         if degrees is not None:
-            first.setdefault(degrees, name)
+            first.setdefault(degrees.alone, name)
     (some, one), (others, other) = list(first.items())[:2]
 
     def where(name: str) -> str:

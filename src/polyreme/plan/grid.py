@@ -36,6 +36,11 @@ class Degrees(msgspec.Struct, frozen=True, kw_only=True):
         return self.replica * self.shard
 
     @property
+    def alone(self) -> Degrees:
+        """The same without experts dealt out: where samples, tokens and tensors lie."""
+        return msgspec.structs.replace(self, ep=1) if self.ep > 1 else self
+
+    @property
     def ep_contexts(self) -> int:
         """Of those among whom experts are dealt out, how many have tokens of the same samples."""
         return math.gcd(self.ep, self.cp)
@@ -235,7 +240,7 @@ def grid_of(plan: Plan) -> Grid | None:
         return None
     splits = [plan.layer_plans[name].split for stage in plan.stages for name in stage.layers]
     whole = (even_degrees(split) for split in {id(each): each for each in splits}.values())
-    found = {each and msgspec.structs.replace(each, ep=1) for each in whole}
+    found = {each and each.alone for each in whole}
     degrees = found.pop() if len(found) == 1 else None
     if degrees is None:
         return None

@@ -285,7 +285,7 @@ class DataCost:
         """
         wide, degrees = self.memory.widths, strategy.degrees
         if strategy.ep > 1:
-            degrees = degrees if unit.experts else msgspec.structs.replace(degrees, ep=1)
+            degrees = degrees if unit.experts else degrees.alone
             strategy = strategy.of_experts if unit.experts else strategy
         hosts = self._n_hosts(degrees, 1)
         shard_hosts, replica_hosts = hosts["shards"], hosts["replicas"]
