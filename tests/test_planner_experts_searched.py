@@ -63,7 +63,8 @@ def test_experts_that_do_not_fit_and_are_slow_to_gather_are_dealt_out():
         _searched(replace(UNLIKE, ep=1, level="none"), **rates)
     with pytest.raises(Infeasible, match=r"Ways out: parallel\.ep = [24];"):
         _searched(replace(UNLIKE, ep=1), memory_bytes=20 * 10**6)
-    assert _searched(replace(UNLIKE, layouts=None), **rates)[0].estimate == whole.estimate
+    (alike, *_) = _searched(replace(UNLIKE, layouts=None), **rates)
+    assert alike.estimate.step_s >= whole.estimate.step_s
 
 
 def test_slow_links_keep_tokens_where_they_are():
