@@ -269,9 +269,11 @@ def test_a_plan_is_the_same_when_it_is_read_again(tmp_path):
     assert grid_of(plans[0]).shard == 4
 
 
-def test_megatron_is_told_and_others_say_why_not():
+def test_megatron_is_told_and_others_say_why_not(tmp_path):
     plan = _plan(Strategy(replica=2, shard=4, ep=2, level="optimizer"))
     flags = export(plan, TOOLS["megatron"]).text
+    store.save(plan, tmp_path / "plan.json")
+    assert api.export(tmp_path / "plan.json", "megatron").text == flags
     assert "--expert-model-parallel-size 2\n" in flags
     assert "--moe-token-dispatcher-type alltoall\n" in flags
     whole = export(_plan(Strategy(shard=4, level="optimizer")), TOOLS["megatron"]).text
