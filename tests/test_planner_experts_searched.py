@@ -26,6 +26,7 @@ from polyreme.planner.hybrid import spaces
 from polyreme.planner.outline import outlines
 from polyreme.planner.prices import Prices
 from polyreme.planner.search import price, search
+from polyreme.planner.solve import known
 from polyreme.planner.solve.exact import exact
 from polyreme.planner.space import write_plan
 from polyreme.report.plan_words import glossary
@@ -83,6 +84,29 @@ def test_a_fixed_number_holds_for_all_layers_that_have_experts():
     staged = _searched(replace(UNLIKE, ep=2, pp=2, replica=1, shard=2))[0]
     assert _dealt(staged) == {"embed": 1, "block.0": 2, "block.1": 2, "head": 1}
     assert len(staged.stages) == 2
+
+
+def test_shards_that_split_nothing_but_experts_are_no_replicas():
+    for parallel in (UNLIKE, replace(UNLIKE, level="none")):
+        (space, *_) = spaces(GRAPH, cluster(4), workload(8), parallel)
+        whole = {each.ep for each in space.strategies if each.level == "none" and each.shard == 4}
+        assert whole == ({2, 4} if parallel.level is None else {1, 2, 4})
+    (best, *_) = _searched(replace(UNLIKE, level="none", ep=4))
+    assert _dealt(best)["block.0"] == 4
+    (alike, *_) = spaces(GRAPH, cluster(4), workload(8), Parallel(level="none"))
+    assert {each.shard for each in alike.strategies} == {1}
+
+
+@pytest.mark.parametrize("name", sorted(known.SOLVERS))
+def test_every_solver_gives_layers_what_they_may_have(name):
+    fixed = replace(UNLIKE, replica=1, shard=4, microbatch=1, cp=1)
+    given = GRAPH, cluster(4), figures(GRAPH, routed_bytes_s=1e9), workload(8)
+    plans = search(*given, fixed, top=3, solver=name)
+    best = search(*given, fixed, top=1)[0]
+    for plan in plans:
+        assert {_dealt(plan)[end] for end in ("embed", "head")} == {1}
+        assert plan.estimate.step_s >= best.estimate.step_s * (1 - 1e-9)
+    assert max(_dealt(plans[0]).values()) > 1
 
 
 def test_layers_deal_out_as_their_own_experts_divide():

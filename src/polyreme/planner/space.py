@@ -259,9 +259,20 @@ def _strategies(
         for offload in _offloads(cluster, parallel)
         for recompute in recomputes
         for replica, shard in sorted(meshes, key=lambda mesh: (mesh[1], mesh[0]))
-        for level in _levels(shard, parallel)
-        for ep in _dealt(graph, shard * (parallel.cp or 1), parallel)
+        for level, ep in _ways(graph, shard, parallel)
     )
+
+
+def _ways(graph: LayerGraph, shard: int, parallel: Parallel) -> list[tuple[Level, int]]:
+    """Levels, and to how many devices experts are dealt out.
+
+    Where they are, shards that split nothing else are no replicas.
+    """
+    levels, dealt = _levels(shard, parallel), _dealt(graph, shard * (parallel.cp or 1), parallel)
+    found = [(level, ep) for level in levels for ep in dealt]
+    if len(dealt) > 1 and "none" not in levels and parallel.level in (None, "none"):
+        found += [("none", ep) for ep in dealt if ep > 1 or parallel.level == "none"]
+    return found
 
 
 def _experts(graph: LayerGraph) -> Mapping[str, int]:
