@@ -6,7 +6,8 @@ import errno
 import resource
 import shutil
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any, Literal
 
@@ -30,7 +31,8 @@ class StepEvent(msgspec.Struct, frozen=True, kw_only=True, tag="step", tag_field
     was not finite has `skipped`, a `reason`, the `ranks` to blame if any are, and the first of
     them as `rank`. `sample_ids` are listed if asked for, in the order of the global batch.
     `delays` says of each delay how many of the step's gradients had it, where workers do not wait:
-    how many others were applied between the parameters of a gradient and itself.
+    how many others were applied between the parameters of a gradient and itself. `suspects` are
+    workers that a robust aggregate set aside, or that stood farthest from it.
     """
 
     t: float
@@ -54,6 +56,7 @@ class StepEvent(msgspec.Struct, frozen=True, kw_only=True, tag="step", tag_field
     ranks: tuple[int, ...] | None = None
     sample_ids: tuple[int, ...] | None = None
     delays: Mapping[int, int] | None = None
+    suspects: tuple[int, ...] | None = None
 
     @property
     def blamed(self) -> tuple[int, ...]:
@@ -82,6 +85,19 @@ class DelaysEvent(msgspec.Struct, frozen=True, kw_only=True, tag="delays", tag_f
     attempt: int
     step: int
     by_worker: Mapping[int, Mapping[int, int]]
+
+
+class SuspectsEvent(msgspec.Struct, frozen=True, kw_only=True, tag="suspects", tag_field="kind"):
+    """How often a robust aggregate of this attempt named workers as suspects, up to a step.
+
+    `named` counts the steps in which it named any, `by_worker` those in which it named each.
+    """
+
+    t: float
+    attempt: int
+    step: int
+    named: int
+    by_worker: Mapping[int, int]
 
 
 class CheckpointEvent(
@@ -120,7 +136,15 @@ class RestartEvent(msgspec.Struct, frozen=True, kw_only=True, tag="restart", tag
     devices: int
 
 
-Event = StepEvent | EvalEvent | DelaysEvent | CheckpointEvent | FaultEvent | RestartEvent
+Event = (
+    StepEvent
+    | EvalEvent
+    | DelaysEvent
+    | SuspectsEvent
+    | CheckpointEvent
+    | FaultEvent
+    | RestartEvent
+)
 
 
 class Summary(msgspec.Struct, frozen=True, kw_only=True):
@@ -304,3 +328,8 @@ def size_limit(error: OSError) -> str | None:
     if limit == resource.RLIM_INFINITY:
         return "more than this file system takes in one file: use another"
     return f"one file may have {limit:,}: raise the file size limit (ulimit -f unlimited)"
+
+
+def histogram(delays: Iterable[int]) -> dict[int, int]:
+    """How often each occurs, the shortest first."""
+    return dict(sorted(Counter(delays).items()))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Annotated
 
 import msgspec
@@ -88,11 +89,35 @@ class DataParallel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
                     legal=legal,
                 )
             )
-        return found + self.sync.refused_with(self)
+        return [*found, *self._unrobust(), *self.sync.refused_with(self)]
+
+    def _unrobust(self) -> Iterator[Violation]:
+        """Members that take what all workers sent for a sum, which a robust aggregate is not."""
+        if not self.aggregate.robust:
+            return
+        kind, usual = tag(self.aggregate), DataParallel()
+        needs = f"and data_parallel.aggregate {kind} is no mean"
+        for part, is_sum, why in (
+            ("topology", not self.topology.exact, "mixes models of neighbours"),
+            ("feedback", self.feedback.remembers, "counts silent workers by what they sent last"),
+            ("compress", self.compress.in_rounds, "sums parts of what it compresses on the way"),
+        ):
+            if is_sum:
+                given, legal = tag(getattr(self, part)), tag(getattr(usual, part))
+                yield Violation(
+                    path=f"data_parallel.{part}.kind",
+                    value=given,
+                    rule=f"{why}, {needs}",
+                    legal=f'"{legal}" (or data_parallel.aggregate "Mean")',
+                )
 
     def refused(self, n: int) -> list[Violation]:
         """What forbids this algorithm for so many workers."""
-        return self.topology.refused(n, self) + self.sync.refused(n)
+        return (
+            self.topology.refused(n, self)
+            + self.sync.refused(n)
+            + self.aggregate.refused(self.sync.n_rows(n))
+        )
 
     @property
     def n_vectors(self) -> int:

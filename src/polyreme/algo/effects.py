@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Generator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from .once import once
@@ -125,6 +125,13 @@ class Seen:
             return None
         return sum(row.loss * row.weight for row in self.rows if row.weight) / self.weight
 
+    def borne(self, n: int) -> Seen:
+        """The same, if up to so many workers may be not finite: those that are do not count."""
+        if not 0 < len(self.bad) <= n:
+            return self
+        rows = tuple(row if row.finite else row._replace(weight=0.0) for row in self.rows)
+        return replace(self, rows=rows, apart=True)
+
     def share(self, rank: int) -> float:
         """What a worker multiplies its mean gradient with, so that the plain mean is right."""
         return self.rows[rank].weight * len(self.rows) / self.weight
@@ -137,7 +144,8 @@ class Record:
     `step` counts from 1; `grad_norm` is of the gradient that the rule was given, where all of
     them were given the same. A server records each worker's alone, with its delay: how many
     pushes were applied between the parameters that it was computed at and its own. `delays` are
-    of the rows of `seen`, if they have any.
+    of the rows of `seen`, if they have any. `suspects` are those of the last `Suspect`; whoever
+    plays the program joins them.
     """
 
     step: int
@@ -145,6 +153,22 @@ class Record:
     lr: float
     grad_norm: float | None = None
     delays: tuple[int, ...] = ()
+    suspects: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Suspect:
+    """Workers that an aggregate set aside, or that stood farthest from it; answered with nothing.
+
+    They go to the log with the next `Record`.
+    """
+
+    workers: tuple[int, ...]
+
+
+def with_suspects(record: Record, workers: tuple[int, ...]) -> Record:
+    """The record with those that are suspects since the last one, ascending, each once."""
+    return replace(record, suspects=tuple(sorted({*workers}))) if workers else record
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -249,7 +273,20 @@ class Members:
     """The workers that are there now, in order."""
 
 
-Effect = Compute | Agree | Record | Send | Recv | Combine | Sum | SumShards | Now | Sleep | Members
+Effect = (
+    Compute
+    | Agree
+    | Record
+    | Suspect
+    | Send
+    | Recv
+    | Combine
+    | Sum
+    | SumShards
+    | Now
+    | Sleep
+    | Members
+)
 Program = Generator[Effect, Any, _T]
 Split = Generator[SumShards, "torch.Tensor", _T]
 

@@ -7,13 +7,15 @@ from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from ..errors import ConfigError
-from . import stacked
+from ..errors import ConfigError, Violation
+from . import attacking, stacked
+from .aggregating import Rows, aggregated
 from .compress.dense import Dense
 from .compress.kind import CompressorKind
-from .compress.maybe import holds, none, nothing, something
-from .effects import Program
+from .compress.maybe import none, nothing, something
+from .effects import Program, Split, alone, settled
 from .feedback.kind import Turn
+from .legal import tag
 from .packet import Like, Message, Packet
 from .vector import span
 
@@ -69,6 +71,7 @@ def init(algorithm: DataParallel, params: torch.Tensor, me: Worker) -> State:
         "compress": {str(index): part.kind.init(part.like) for index, part in enumerate(made)},
         "aggregate": algorithm.aggregate.init(params),
         "topology": algorithm.topology.init(algorithm, params, me),
+        "attack": attacking.init(params, me),
     }
 
 
@@ -99,7 +102,11 @@ def given(
     """What the rule is given: the aggregate of all workers, or one's own under gossip.
 
     With `weights`, of all workers, each counts so much of `total` (unset: of their sum), because
-    its vector is scaled before the plain mean is taken; one of weight 0 takes no part.
+    its vector is scaled before the plain mean is taken; one of weight 0 takes no part. A robust
+    aggregate has vectors as they are, and their weights.
+
+    Raises:
+        ConfigError: Weights differ, and the aggregate is robust and takes none.
     """
     takes_part = weights is None or weights[me.rank] > 0
     if not algorithm.topology.exact:
@@ -110,8 +117,25 @@ def given(
         return (yield from combined(algorithm, vector, state, me, turn))
     scale = weights[me.rank] * me.n / (sum(weights) if total is None else total)
     silent = None if all(weights) else not takes_part
+    unlike = tuple(weights) if len({each for each in weights if each}) > 1 else None
+    if algorithm.aggregate.robust:
+        if unlike and not algorithm.aggregate.takes_weights:
+            raise ConfigError([unweighted(algorithm)])
+        return (
+            yield from combined(algorithm, vector, state, me, turn, silent=silent, weights=unlike)
+        )
     scaled = vector if scale == 1 else vector * scale
     return (yield from combined(algorithm, scaled, state, me, turn, silent=silent))
+
+
+def unweighted(algorithm: DataParallel) -> Violation:
+    """The error for an aggregate that cannot count workers by what they have."""
+    return Violation(
+        path="data_parallel.aggregate.kind",
+        value=tag(algorithm.aggregate),
+        rule="takes no weights, and workers count by the samples that they own",
+        legal='one that takes weights, such as "Mean", or data_parallel.sync.alike = true',
+    )
 
 
 def combined(
@@ -122,21 +146,36 @@ def combined(
     turn: Turn,
     *,
     silent: bool | None = None,
+    weights: tuple[float, ...] | None = None,
 ) -> Program[tuple[torch.Tensor, State]]:
     """The aggregate over all workers of what each has, and the next state.
 
-    `silent` is as in `carried`; what a silent worker's feedback keeps of its own stays.
+    `silent` and `weights` are as in `carried`; what a silent worker's feedback keeps stays. A
+    hostile worker's feedback takes what it sends for what it was to send.
     """
     feedback, kept = algorithm.feedback, state["feedback"]
+    silent = attacking.silent(me, silent)
     prepared = vector
     if not silent:
         prepared, kept = feedback.prepare(vector, kept, turn)
+        prepared, state = yield from attacked(prepared, state, me, turn)
     absent = not feedback.remembers
-    came = yield from carried(algorithm, prepared, state, me, turn, silent=silent, absent=absent)
+    came = yield from carried(
+        algorithm, prepared, state, me, turn, silent=silent, absent=absent, weights=weights
+    )
     if not silent:
         kept = feedback.settle(prepared, came.sent, came.named, kept)
     out, kept = feedback.receive(came.out, kept, turn)
     return out, {**came.state, "feedback": kept}
+
+
+def attacked(
+    prepared: torch.Tensor, state: State, me: Worker, turn: Turn
+) -> Split[tuple[torch.Tensor, State]]:
+    """What this worker sends where that is meant, hostile or not, and the next state."""
+    attack = state["attack"]
+    prepared, own = yield from attacking.sent(prepared, attack["own"], me, me.draw(turn.step))
+    return prepared, {**state, "attack": {**attack, "own": own}}
 
 
 def carried(
@@ -148,13 +187,15 @@ def carried(
     *,
     silent: bool | None = None,
     absent: bool = False,
+    weights: tuple[float, ...] | None = None,
     draw: Draw | None = None,
 ) -> Program[Carried]:
     """The aggregate over all workers of what each has, whatever feedback makes of it.
 
     Where any worker may be silent, `silent` says on all of them whether this one is: then its
     packets are empty and count as zero, and no packets add; where silent workers are `absent`,
-    aggregates other than the mean have no row of them. In a compressor's rounds all take part: a
+    aggregates other than the mean have no row of them, and count the others by `weights`, if they
+    can. In a compressor's rounds all take part: a
     silent worker with zeros. Random numbers are those of the turn unless `draw` is given.
     """
     import torch
@@ -167,21 +208,23 @@ def carried(
     drawn = me.draw(turn.step) if draw is None else draw
     if silent:
         vector = vector.new_zeros(vector.shape)
-    aggregated, topology = state["aggregate"], state["topology"]
+    topology, attack = state["topology"], state["attack"]
+    aggregate: State = {"aggregate": state["aggregate"], "attack": attack["all"]}
     xs = pieces_of(vector, made)
     out: dict[int, torch.Tensor] = {}
     sent: dict[int, torch.Tensor] = {}
     named: dict[int, torch.Tensor] = {}
     compressors = dict(state["compress"])
     absent = absent and silent is not None and not algorithm.aggregate.is_mean
+    which = Rows(absent=absent, weights=weights, sight=attacking.Sight.of(me, drawn))
 
     def combining(tensors: Sequence[torch.Tensor]) -> Program[list[torch.Tensor]]:
-        nonlocal aggregated
+        nonlocal aggregate
         message = dense(tensors)
         if absent:
             message = Message(packets=tuple(map(none if silent else something, message.packets)))
-        result, aggregated, _ = yield from _aggregate(
-            algorithm, message, aggregated, topology, me, None, absent=absent
+        result, aggregate, _ = yield from aggregated(
+            algorithm, message, aggregate, topology, me, None, which
         )
         return [mean.view(x.shape) for mean, x in zip(result, tensors, strict=True)]
 
@@ -216,15 +259,21 @@ def carried(
     if packets:
         message = Message(packets=tuple(packets))
         back = None if dense_now else drawn.at(len(made))
-        decoded, aggregated, topology = yield from _aggregate(
-            algorithm, message, aggregated, topology, me, back, absent=absent
+        decoded, aggregate, topology = yield from aggregated(
+            algorithm, message, aggregate, topology, me, back, which
         )
         out |= zip(others, decoded, strict=True)
     return Carried(
         out=_whole(out, made, vector, vector.dtype),
         sent=_whole(sent, made, vector, vector.dtype),
         named=_whole(named, made, vector, torch.bool),
-        state={**state, "compress": compressors, "aggregate": aggregated, "topology": topology},
+        state={
+            **state,
+            "compress": compressors,
+            "aggregate": aggregate["aggregate"],
+            "topology": topology,
+            "attack": {**attack, "all": aggregate["attack"]},
+        },
     )
 
 
@@ -241,11 +290,11 @@ def own(
     prepared, kept = feedback.prepare(vector, state["feedback"], turn)
     none = torch.zeros_like(vector, dtype=torch.bool)
     kept = feedback.settle(prepared, prepared, none, kept)
-    alone, aggregated = prepared, state["aggregate"]
+    single, aggregate = prepared, state["aggregate"]
     if not algorithm.aggregate.is_mean:
-        alone, aggregated, _ = algorithm.aggregate.combine([prepared], aggregated)
-    out, kept = feedback.receive(alone, kept, turn)
-    return out, {**state, "feedback": kept, "aggregate": aggregated}
+        single, aggregate, _ = alone(settled(algorithm.aggregate.combine([prepared], aggregate)))
+    out, kept = feedback.receive(single, kept, turn)
+    return out, {**state, "feedback": kept, "aggregate": aggregate}
 
 
 def dense(tensors: Sequence[torch.Tensor]) -> Message:
@@ -256,48 +305,6 @@ def dense(tensors: Sequence[torch.Tensor]) -> Message:
             for x in tensors
         )
     )
-
-
-def _aggregate(
-    algorithm: DataParallel,
-    message: Message,
-    state: State,
-    topology: State,
-    me: Worker,
-    draw: Draw | None,
-    *,
-    absent: bool,
-) -> Program[tuple[list[torch.Tensor], State, State]]:
-    """Aggregates of a message's tensors over all workers; aggregator's and topology's next state.
-
-    They are in their shapes, or vectors.
-
-    Where packets add and the aggregate is their mean, they may be summed on the way. `draw` is for
-    packets of the way back, which without one are dense. Workers that sent nothing are no rows if
-    they are `absent`; the others' vectors were scaled as for a mean over all, which is taken back.
-    """
-    import torch
-
-    via, aggregate = algorithm.topology, algorithm.aggregate
-
-    def function(messages: Sequence[Message]) -> tuple[torch.Tensor, State]:
-        there = [each for each in messages if not absent or holds(each)] or messages
-        rows = [torch.cat([x.reshape(-1) for x in stacked.decoded(each.packets)]) for each in there]
-        if len(rows) < len(messages):
-            rows = [row * (len(rows) / len(messages)) for row in rows]
-        out, after, _ = aggregate.combine(rows, state)
-        return out, after
-
-    adds = aggregate.is_mean and all(packet.kind.adds for packet in message.packets)
-    if adds and not (via.at_servers and draw is not None and via.compresses_back):
-        total = yield from via.sum(message, me)
-        return [packet.decode() / me.n for packet in total.packets], state, topology
-    if via.at_servers:
-        means, after, topology = yield from via.serve(message, function, topology, me, draw)
-        return means, state if after is None else after, topology
-    flat, after = yield from via.combine(message, function, me)
-    sizes = [packet.like.n_entries for packet in message.packets]
-    return list(_split(flat, sizes)), after, topology
 
 
 def pieces_of(vector: torch.Tensor, made: Sequence[Part]) -> Sequence[torch.Tensor]:

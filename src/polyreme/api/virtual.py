@@ -86,6 +86,7 @@ class Virtual:
                 ),
                 lr=told[-1].lr,
                 delays=tuple(delay for record in told for delay in record.delays),
+                suspects=tuple(sorted({w for record in told for w in record.suspects})),
             )
             for at, step in enumerate(steps)
             if (told := self._records[at::each])

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 
@@ -24,6 +23,7 @@ from .outcome import OnStep, Outcome
 from .route import Came, MakeRoute, Native, Route
 from .saver import Saving
 from .state import Progress, State
+from .tally import Tally
 from .verdict import diverged
 from .workers import Team
 
@@ -132,7 +132,7 @@ class Run:
         self.step_s: list[float] = []
         self.compute_s: list[float] = []
         self.n_skipped = 0
-        self.delays: dict[int, list[int]] = {}
+        self.tally = Tally()
         self._left_out: tuple[int, ...] = ()  # those that step on their own and last could not
         self.peak_bytes = 0
         self.start_s = time.monotonic()
@@ -152,6 +152,7 @@ class Run:
             device=self.world.device,
             n_microbatches=job.plan.microbatches,
             reads=self.applied.stage.reads,
+            attack=job.attack,
         )
 
     def load(self, load: Callable[[State], Progress]) -> Progress:
@@ -192,15 +193,8 @@ class Run:
                 self.route.begin()
         if not stopped and self.evaluated != done:
             stopped = self._evaluate()
-        if self.log is not None and self.delays:
-            self.log.write(
-                runlog.DelaysEvent(
-                    t=self.log.t,
-                    attempt=self.log.attempt,
-                    step=done,
-                    by_worker={w: _histogram(self.delays[w]) for w in sorted(self.delays)},
-                )
-            )
+        if self.log is not None:
+            self.tally.write(self.log, done)
         if self._saved() != done:  # it was not due, or failed
             self._save()
             self._saved()
@@ -237,8 +231,7 @@ class Run:
         if (log := self.log) is not None:
             for rank, what in came.faults:
                 log.write(runlog.FaultEvent(t=log.t, attempt=log.attempt, what=what, rank=rank))
-        for worker, delay in came.delays:
-            self.delays.setdefault(worker, []).append(delay)
+        self.tally.add(came)
         self.peak_bytes = max(self.peak_bytes, result.memory_bytes)
         if not result.skipped:
             self.final_loss = result.loss
@@ -340,7 +333,8 @@ class Run:
                 rank=result.rank,
                 ranks=result.bad_ranks if result.skipped else None,
                 sample_ids=came.sample_ids() if listed else None,
-                delays=_histogram(delay for _, delay in came.delays) if came.delays else None,
+                delays=runlog.histogram(d for _, d in came.delays) if came.delays else None,
+                suspects=came.suspects or None,
             )
         )
 
@@ -393,8 +387,3 @@ class Run:
 def _due(every: int | None, before: int, done: int) -> bool:
     """Whether a multiple of `every` came with the last steps."""
     return every is not None and done // every > before // every
-
-
-def _histogram(delays: Iterable[int]) -> dict[int, int]:
-    """How often each occurs, the shortest first."""
-    return dict(sorted(Counter(delays).items()))

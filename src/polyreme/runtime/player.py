@@ -30,6 +30,8 @@ from ..algo.effects import (
     Sleep,
     Sum,
     SumShards,
+    Suspect,
+    with_suspects,
 )
 from ..algo.ledger import Ledger
 from ..algo.packet import Kinds, Message, from_bytes, to_bytes
@@ -72,6 +74,7 @@ class Player:
     compute_s: float = 0.0
     blocked_s: float = 0.0
     _sending: list[tuple[Any, int, torch.Tensor]] = field(default_factory=list)
+    _suspects: tuple[int, ...] = ()
     _began_s: float = field(default_factory=time.monotonic)
 
     def round(self) -> None:
@@ -109,13 +112,17 @@ class Player:
             case Recv():
                 return self._receive(effect)
             case Record():
+                effect, self._suspects = with_suspects(effect, self._suspects), ()
                 return self.on_record(effect) if self.on_record is not None else None
+            case Suspect():
+                self._suspects += effect.workers
             case Now():
                 return time.monotonic() - self._began_s
             case Members():
                 return tuple(range(self.me.n))
             case Sleep():
-                return time.sleep(effect.seconds)
+                time.sleep(effect.seconds)
+        return None
 
     def _compute(self, effect: Compute) -> Computed:
         start_s = time.perf_counter()
@@ -173,14 +180,14 @@ class Player:
         return whole[: own.numel()].to(own.device)
 
     def _all(self, own: torch.Tensor, what: str) -> torch.Tensor:
-        """The tensors of all workers, one after another; on the host."""
+        """The tensors of all workers, one after another, where this worker's is."""
         if self.world.group is None:
             return own
-        own = own.to(self.world.device)
+        home, own = own.device, own.to(self.world.device)
         rows = own.new_empty(self.me.n * own.numel())
         with self.world.record.inside(f"all_gather {what}", own, self.me.n), self._blocked():
             all_gather(rows, own, group=self.world.group)
-            return rows.cpu()
+            return rows.to(home)
 
     def _send(self, effect: Send) -> None:
         data = to_bytes(effect.message)
@@ -201,17 +208,19 @@ class Player:
         size = torch.tensor([_size(effect.kinds)])
         if _varies(effect.kinds):
             size = self._take(size, effect.source)
-        data = self._take(torch.empty(int(size), dtype=torch.uint8), effect.source)
+        data = torch.empty(int(size), dtype=torch.uint8, device=self.state["params"].device)
+        data = self._take(data, effect.source)
         return Received(source=effect.source, message=from_bytes(data, effect.kinds))
 
     def _take(self, into: torch.Tensor, source: int) -> torch.Tensor:
+        home = into.device
         if into.numel():
             into = into.to(self.world.device)
             source = self.ranks[source] if self.ranks else source
             with self.world.record.message("recv", source, into.nbytes), self._blocked():
                 dist.recv(into, source, group=self.world.group)
-                into = into.cpu()
-        return into.cpu()
+                into = into.to(home)
+        return into
 
 
 def _varies(kinds: Kinds) -> bool:

@@ -25,7 +25,8 @@ class Came:
 
     `sent_bytes` are this rank's; `read` is what the parts of the ranks in this process were made
     of, `read_ids` gives the numbers of a rank's samples. `delays` are of gradients that were
-    applied, with the worker of each; `faults` befell members that were begun anew.
+    applied, with the worker of each; `suspects` are workers that an aggregate set aside, or that
+    stood farthest from it; `faults` befell members that were begun anew.
     """
 
     result: StepResult
@@ -36,6 +37,7 @@ class Came:
     read: Mapping[int, Read]
     read_ids: Callable[[int], list[list[int]]]
     delays: tuple[tuple[int, int], ...] = ()
+    suspects: tuple[int, ...] = ()
     faults: tuple[tuple[int, str], ...] = ()
 
 

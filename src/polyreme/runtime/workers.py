@@ -154,6 +154,7 @@ class Team:
                 read={rank: read for rank, (_, read) in told.items()},
                 read_ids=lambda rank: gradients.feeds[rank].own_ids(told[rank][0]),
                 delays=tuple(zip(record.seen.workers, record.delays, strict=False)),
+                suspects=record.suspects,
             )
             for number, record in enumerate(records)
         ]
@@ -173,6 +174,7 @@ class Team:
             clip_norm=train.clip_norm,
             n_samples=self._order.n_own(rank),
             n_steps=n_steps,
+            attack=self.job.attack,
         )
 
 

@@ -21,6 +21,7 @@ from ..algo.effects import (
     Sleep,
     Sum,
     SumShards,
+    Suspect,
 )
 from ..algo.ledger import Ledger
 from ..algo.worker import Worker
@@ -273,7 +274,9 @@ class Simulation:
             elif isinstance(effect, Record):
                 self._recorded += player.me.rank >= self._n
                 if self._on_record is not None:
-                    self._on_record(player.me, effect, self.clock.now_s)
+                    self._on_record(player.me, player.recorded(effect), self.clock.now_s)
+            elif isinstance(effect, Suspect):
+                player.suspects += effect.workers
             elif isinstance(effect, Now):
                 answer = self.clock.now_s
             elif isinstance(effect, Members):

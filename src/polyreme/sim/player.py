@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..algo.effects import Compute, Effect, Sleep
+from ..algo.effects import Compute, Effect, Record, Sleep, with_suspects
 from ..algo.worker import Worker
 from .links import Mail
 from .spent import Spent
@@ -32,6 +32,12 @@ class Player:
     begun: bool = False
     gone: bool = False
     spent: Spent = field(default_factory=Spent)
+    suspects: tuple[int, ...] = ()
+
+    def recorded(self, record: Record) -> Record:
+        """A record of its program, with those that are suspects since the last."""
+        found, self.suspects = self.suspects, ()
+        return with_suspects(record, found)
 
     def left(self, now_s: float) -> None:
         """It goes, from whatever it was at."""

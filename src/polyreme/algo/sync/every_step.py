@@ -22,7 +22,9 @@ class EveryStep(SyncKind, frozen=True, kw_only=True, tag="EveryStep", tag_field=
 
     A step in which a worker's loss or gradient is not finite is skipped by all. Workers count by
     the labels that carry loss in their batches; one that has none adds zero to a mean, and no row
-    to any other aggregate. Under gossip each steps along its own gradient, then models are mixed.
+    to any other aggregate. A robust aggregate counts all alike, and the step goes on without
+    workers that are not finite if it bears so many. Under gossip each steps along its own
+    gradient, then models are mixed.
 
     Source: Chen et al. 2016, "Revisiting Distributed Synchronous SGD".
     """
@@ -34,14 +36,16 @@ class EveryStep(SyncKind, frozen=True, kw_only=True, tag="EveryStep", tag_field=
         at = algorithm.feedback.at(params, state["exchange"]["feedback"])
         own = yield from gradient(algorithm, at, self.batches(state), me)
         (seen,) = yield Agree(batches=(own.numbers,))
+        seen = seen.borne(algorithm.aggregate.bears)
         after = self.counted(state)
         if seen.skipped:
             yield Record(step=step + 1, seen=seen, lr=turn.lr)
             return after
         counts = [row.weight > 0 for row in seen.rows]
         silent = None if algorithm.aggregate.is_mean or all(counts) else not counts[me.rank]
+        share = 1.0 if algorithm.aggregate.robust else seen.share(me.rank)
         found, changed = yield from self.given(
-            algorithm, own.gradient * seen.share(me.rank), state, me, turn, silent
+            algorithm, own.gradient * share, state, me, turn, silent
         )
         params, rule, norm = yield from moved(algorithm, params, found, state["rule"], turn.lr, me)
         grad_norm = norm if algorithm.topology.exact else None

@@ -78,6 +78,10 @@ class SyncKind(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         """The model, from the states of all servers and of all workers, in their order."""
         raise undefined(self, "whole")
 
+    def n_rows(self, n: int) -> int:
+        """Vectors that an aggregate is made of, at the least, with n workers: one of each."""
+        return n
+
     def refused(self, n: int) -> list[Violation]:
         """What forbids this sync for so many workers."""
         return []

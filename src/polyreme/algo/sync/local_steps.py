@@ -29,7 +29,8 @@ class LocalSteps(SyncKind, frozen=True, kw_only=True, tag="LocalSteps", tag_fiel
     What is exchanged is the way since the last exchange, as a gradient at rate 1, so that
     compression and feedback apply to it. A worker skips a step of its own whose gradient is not
     finite or has no labels; one that took no step of a round does not count in its mean. If the
-    way of any is not finite, all throw the round away and go on from its start with new batches.
+    way of any is not finite, all throw the round away and go on from its start with new batches,
+    unless a robust aggregate bears so many.
 
     Source: Stich 2019, "Local SGD Converges Fast and Communicates Little", algorithm 1; post-local
     SGD: Lin et al. 2020, "Don't Use Large Mini-Batches, Use Local SGD", section 3.
@@ -85,11 +86,12 @@ class LocalSteps(SyncKind, frozen=True, kw_only=True, tag="LocalSteps", tag_fiel
             came.append(numbers)
         gone = start - params
         *seens, arrived = yield Agree(batches=(*came, way.arrival(gone)))
+        arrived = arrived.borne(algorithm.aggregate.bears)
         for number, seen in enumerate(seens, start=step):
             yield Record(step=number + 1, seen=way.marked(seen, arrived), lr=me.lr(number))
         after = {**state, **self.heard(state, seens), "step": step + n_steps}
-        weights = way.took_part(seens)
-        if arrived.bad or not any(weights):
+        weights = way.took_part(seens, arrived)
+        if way.lost(arrived) or not any(weights):
             return after
         turn = Turn(step=state["round"], lr=1.0)
         params, outer, exchanged = yield from way.together(

@@ -50,16 +50,24 @@ def arrival(gone: torch.Tensor) -> Numbers:
 def marked(seen: Seen, arrived: Seen) -> Seen:
     """A step as the log has it: skipped, if the round was thrown away or nobody took it."""
     bad = arrived.bad
-    if not bad:
+    if not bad or arrived.apart:
         return replace(seen, apart=True)
     rows = enumerate(seen.rows)
     return Seen(rows=tuple(row._replace(finite=0.0) if rank in bad else row for rank, row in rows))
 
 
-def took_part(seens: Sequence[Seen]) -> tuple[float, ...]:
-    """1 for each worker that took a step of the round, else 0."""
+def took_part(seens: Sequence[Seen], arrived: Seen) -> tuple[float, ...]:
+    """1 for each worker that took a step of the round and whose way is finite, else 0."""
     columns = zip(*(seen.rows for seen in seens), strict=True)
-    return tuple(float(any(row.finite and row.weight for row in rows)) for rows in columns)
+    took = [any(row.finite and row.weight for row in rows) for rows in columns]
+    return tuple(
+        float(each and bool(row.finite)) for each, row in zip(took, arrived.rows, strict=True)
+    )
+
+
+def lost(arrived: Seen) -> bool:
+    """Whether the round is thrown away, since ways are not finite that it cannot go without."""
+    return bool(arrived.bad) and not arrived.apart
 
 
 def together(

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import msgspec
 
 from ...errors import undefined
-from ..effects import Combine, Program
+from ..effects import Combine, Program, Split
 from ..packet import Message, total
 from .cost import Cost
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from ..worker import Worker
 
 State = dict[str, Any]
-Aggregating = Callable[[Sequence[Message]], "tuple[torch.Tensor, Any]"]
+Aggregating = Callable[[Sequence[Message]], "Split[tuple[torch.Tensor, Any]]"]
 """The aggregate of messages in order of workers, as one vector, and the aggregator's next state."""
 
 

@@ -153,7 +153,7 @@ class ParameterServer(
             for rank in range(me.n):
                 row = own[me.rank]
                 rows.append(row if rank == me.rank else (yield from receive(rank, row.kinds)))
-            flat, after = function(rows)
+            flat, after = yield from function(rows)
             answer, state = self._answer(flat, share, kinds, state, draw)
             for rank in range(me.n):
                 if rank != me.rank:
