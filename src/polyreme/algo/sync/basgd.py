@@ -110,8 +110,12 @@ class BASGD(Served, frozen=True, kw_only=True, tag="BASGD", tag_field="kind"):
         return (yield from self._stepped(algorithm, {**state, "since_s": now_s}, lr, me))
 
     def _starves(self, state: State, worker: str, seconds: float) -> bool:
-        """Whether a buffer is empty for too long that this worker's push does not go to."""
-        if self.timeout_s is None or seconds <= self.timeout_s:
+        """Whether a buffer is empty for too long that this worker's push does not go to.
+
+        That others did not push says something once this one has pushed twice.
+        """
+        late = self.timeout_s is not None and seconds > self.timeout_s
+        if not late or state["pushed"][worker] < _PUSHES:
             return False
         own = str(state["buffer"][worker])
         return any(not count and number != own for number, count in state["counts"].items())
