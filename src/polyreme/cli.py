@@ -18,8 +18,10 @@ from .cli_options import (
     Devices,
     Export,
     Fix,
+    Hostile,
     Json,
     JudgedWorkers,
+    Listed,
     PageFile,
     Price,
     ProfileFile,
@@ -54,6 +56,7 @@ def train(
     devices: Devices = None,
     plan: Annotated[Path | None, typer.Option("--plan", help="a plan file to run")] = None,
     resume: Resume = None,
+    attack: Hostile = False,
     json: Json = False,
 ) -> None:
     """Profile and plan if need be, train, and report."""
@@ -69,6 +72,7 @@ def train(
             plan=plan,
             resume=resume,
             progress=not json,
+            attack=attack,
         )
         if not json and summary is not None:
             api.show_run(api.run_folder(spec, out), console())
@@ -342,13 +346,7 @@ def weights(
 
 
 @app.command(name="list")
-def list_(
-    what: Annotated[
-        Literal["models", "presets", "data", "algorithms", "orders", "solvers", "axes"],
-        typer.Argument(help="what to list"),
-    ],
-    json: Json = False,
-) -> None:
+def list_(what: Listed, json: Json = False) -> None:
     """What there is, one line and a source each."""
 
     def command() -> Any:

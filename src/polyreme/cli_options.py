@@ -62,6 +62,11 @@ Target = Annotated[
 Workers = Annotated[
     int | None, typer.Option("--workers", min=1, help="replicas [default: simulate.workers]")
 ]
+Hostile = Annotated[bool, typer.Option("--attack", help="play simulate.attack in this run")]
+Listed = Annotated[
+    Literal["models", "presets", "data", "algorithms", "orders", "solvers", "axes"],
+    typer.Argument(help="what to list"),
+]
 Cast = Annotated[
     Literal["float32", "bfloat16", "float16"] | None,
     typer.Option("--dtype", help="cast an export's parameters [default: as they are]"),

@@ -87,6 +87,19 @@ class DelaysEvent(msgspec.Struct, frozen=True, kw_only=True, tag="delays", tag_f
     by_worker: Mapping[int, Mapping[int, int]]
 
 
+class SuspectsEvent(msgspec.Struct, frozen=True, kw_only=True, tag="suspects", tag_field="kind"):
+    """How often a robust aggregate of this attempt named workers as suspects, up to a step.
+
+    `named` counts the steps in which it named any, `by_worker` those in which it named each.
+    """
+
+    t: float
+    attempt: int
+    step: int
+    named: int
+    by_worker: Mapping[int, int]
+
+
 class CheckpointEvent(
     msgspec.Struct, frozen=True, kw_only=True, tag="checkpoint", tag_field="kind"
 ):
@@ -123,7 +136,15 @@ class RestartEvent(msgspec.Struct, frozen=True, kw_only=True, tag="restart", tag
     devices: int
 
 
-Event = StepEvent | EvalEvent | DelaysEvent | CheckpointEvent | FaultEvent | RestartEvent
+Event = (
+    StepEvent
+    | EvalEvent
+    | DelaysEvent
+    | SuspectsEvent
+    | CheckpointEvent
+    | FaultEvent
+    | RestartEvent
+)
 
 
 class Summary(msgspec.Struct, frozen=True, kw_only=True):

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from . import stacked
+from .attacking import Sight
 from .compress.maybe import holds
 from .effects import Program, Split, Suspect, settled
 
@@ -27,15 +28,20 @@ class Rows:
     """Whose vectors an aggregate is made of.
 
     Workers whose message holds nothing are no rows if they are `absent`; `weights` (one a worker)
-    say how much the others count, where they do not count alike.
+    say how much the others count, where they do not count alike. `sight` has the attacks of those
+    that see all rows.
     """
 
     absent: bool = False
     weights: tuple[float, ...] | None = None
+    sight: Sight | None = None
 
 
 class Made:
-    """The aggregate of messages, made once for all who share this: by whoever asks first."""
+    """The aggregate of messages, made once for all who share this: by whoever asks first.
+
+    `state` has that of the aggregator, ``aggregate``, and of attacks on it, ``attack``.
+    """
 
     def __init__(
         self, aggregate: AggregatorKind, messages: Sequence[Message], state: State, rows: Rows
@@ -45,7 +51,7 @@ class Made:
         self._found: Combined | None = None
 
     def found(self) -> Split[Combined]:
-        """The aggregate, the aggregator's next state, and workers that are suspects."""
+        """The aggregate, the next state, and workers that are suspects."""
         if self._found is None:
             found = yield from self._make()
             self._messages, self._found = (), found
@@ -65,11 +71,19 @@ class Made:
         told: dict[str, Any] = {}
         if which.weights is not None and aggregate.takes_weights:
             told["weights"] = [which.weights[w] for w in there]
-        out, after, suspects = yield from settled(aggregate.combine(rows, self._state, **told))
+        before, attack = self._state["aggregate"], self._state["attack"]
+
+        def combined(rows: Sequence[torch.Tensor]) -> Split[Combined]:
+            return (yield from settled(aggregate.combine(rows, before, **told)))
+
+        if which.sight is not None:
+            held = dict(zip(there, rows, strict=True))
+            rows, attack = yield from which.sight.among(held, messages, attack, combined)
+        out, after, suspects = yield from combined(rows)
         named = {there[row] for row in suspects}
         if aggregate.robust:
             named |= {w for w in range(len(messages)) if w not in there}
-        return out, after, tuple(sorted(named))
+        return out, {"aggregate": after, "attack": attack}, tuple(sorted(named))
 
 
 def aggregated(
@@ -81,9 +95,9 @@ def aggregated(
     draw: Draw | None,
     rows: Rows,
 ) -> Program[tuple[list[torch.Tensor], State, State]]:
-    """Aggregates of a message's tensors over all workers; aggregator's and topology's next state.
+    """Aggregates of a message's tensors over all workers; the next state, and the topology's.
 
-    They are in their shapes, or vectors.
+    They are in their shapes, or vectors. `state` is as in `Made`.
 
     Where packets add and the aggregate is their mean, they may be summed on the way. `draw` is for
     packets of the way back, which without one are dense. Vectors were scaled as for a mean over
@@ -101,6 +115,7 @@ def aggregated(
         return out, after
 
     adds = aggregate.is_mean and all(packet.kind.adds for packet in message.packets)
+    adds = adds and rows.sight is None
     if adds and not (via.at_servers and draw is not None and via.compresses_back):
         total = yield from via.sum(message, me)
         return [packet.decode() / me.n for packet in total.packets], state, topology

@@ -7,14 +7,15 @@ from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from ..errors import ConfigError
-from . import stacked
+from ..errors import ConfigError, Violation
+from . import attacking, stacked
 from .aggregating import Rows, aggregated
 from .compress.dense import Dense
 from .compress.kind import CompressorKind
 from .compress.maybe import none, nothing, something
-from .effects import Program, alone, settled
+from .effects import Program, Split, alone, settled
 from .feedback.kind import Turn
+from .legal import tag
 from .packet import Like, Message, Packet
 from .vector import span
 
@@ -70,6 +71,7 @@ def init(algorithm: DataParallel, params: torch.Tensor, me: Worker) -> State:
         "compress": {str(index): part.kind.init(part.like) for index, part in enumerate(made)},
         "aggregate": algorithm.aggregate.init(params),
         "topology": algorithm.topology.init(algorithm, params, me),
+        "attack": attacking.init(params, me),
     }
 
 
@@ -101,7 +103,10 @@ def given(
 
     With `weights`, of all workers, each counts so much of `total` (unset: of their sum), because
     its vector is scaled before the plain mean is taken; one of weight 0 takes no part. A robust
-    aggregate has vectors as they are, and their weights, if it takes any.
+    aggregate has vectors as they are, and their weights.
+
+    Raises:
+        ConfigError: Weights differ, and the aggregate is robust and takes none.
     """
     takes_part = weights is None or weights[me.rank] > 0
     if not algorithm.topology.exact:
@@ -114,11 +119,23 @@ def given(
     silent = None if all(weights) else not takes_part
     unlike = tuple(weights) if len({each for each in weights if each}) > 1 else None
     if algorithm.aggregate.robust:
+        if unlike and not algorithm.aggregate.takes_weights:
+            raise ConfigError([unweighted(algorithm)])
         return (
             yield from combined(algorithm, vector, state, me, turn, silent=silent, weights=unlike)
         )
     scaled = vector if scale == 1 else vector * scale
     return (yield from combined(algorithm, scaled, state, me, turn, silent=silent))
+
+
+def unweighted(algorithm: DataParallel) -> Violation:
+    """The error for an aggregate that cannot count workers by what they have."""
+    return Violation(
+        path="data_parallel.aggregate.kind",
+        value=tag(algorithm.aggregate),
+        rule="takes no weights, and workers count by the samples that they own",
+        legal='one that takes weights, such as "Mean", or data_parallel.sync.alike = true',
+    )
 
 
 def combined(
@@ -133,12 +150,15 @@ def combined(
 ) -> Program[tuple[torch.Tensor, State]]:
     """The aggregate over all workers of what each has, and the next state.
 
-    `silent` and `weights` are as in `carried`; what a silent worker's feedback keeps stays.
+    `silent` and `weights` are as in `carried`; what a silent worker's feedback keeps stays. A
+    hostile worker's feedback takes what it sends for what it was to send.
     """
     feedback, kept = algorithm.feedback, state["feedback"]
+    silent = attacking.silent(me, silent)
     prepared = vector
     if not silent:
         prepared, kept = feedback.prepare(vector, kept, turn)
+        prepared, state = yield from attacked(prepared, state, me, turn)
     absent = not feedback.remembers
     came = yield from carried(
         algorithm, prepared, state, me, turn, silent=silent, absent=absent, weights=weights
@@ -147,6 +167,15 @@ def combined(
         kept = feedback.settle(prepared, came.sent, came.named, kept)
     out, kept = feedback.receive(came.out, kept, turn)
     return out, {**came.state, "feedback": kept}
+
+
+def attacked(
+    prepared: torch.Tensor, state: State, me: Worker, turn: Turn
+) -> Split[tuple[torch.Tensor, State]]:
+    """What this worker sends where that is meant, hostile or not, and the next state."""
+    attack = state["attack"]
+    prepared, own = yield from attacking.sent(prepared, attack["own"], me, me.draw(turn.step))
+    return prepared, {**state, "attack": {**attack, "own": own}}
 
 
 def carried(
@@ -179,14 +208,15 @@ def carried(
     drawn = me.draw(turn.step) if draw is None else draw
     if silent:
         vector = vector.new_zeros(vector.shape)
-    aggregate, topology = state["aggregate"], state["topology"]
+    topology, attack = state["topology"], state["attack"]
+    aggregate: State = {"aggregate": state["aggregate"], "attack": attack["all"]}
     xs = pieces_of(vector, made)
     out: dict[int, torch.Tensor] = {}
     sent: dict[int, torch.Tensor] = {}
     named: dict[int, torch.Tensor] = {}
     compressors = dict(state["compress"])
     absent = absent and silent is not None and not algorithm.aggregate.is_mean
-    which = Rows(absent=absent, weights=weights)
+    which = Rows(absent=absent, weights=weights, sight=attacking.Sight.of(me, drawn))
 
     def combining(tensors: Sequence[torch.Tensor]) -> Program[list[torch.Tensor]]:
         nonlocal aggregate
@@ -237,7 +267,13 @@ def carried(
         out=_whole(out, made, vector, vector.dtype),
         sent=_whole(sent, made, vector, vector.dtype),
         named=_whole(named, made, vector, torch.bool),
-        state={**state, "compress": compressors, "aggregate": aggregate, "topology": topology},
+        state={
+            **state,
+            "compress": compressors,
+            "aggregate": aggregate["aggregate"],
+            "topology": topology,
+            "attack": {**attack, "all": aggregate["attack"]},
+        },
     )
 
 

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from . import exchange, stacked
+from . import attacking, exchange, stacked
 from .compress.dense import Dense
-from .effects import Numbers, Received
+from .effects import Numbers, Received, alone
 from .feedback.kind import Turn
 from .once import once
 from .packet import Kinds, Like, Message, Packet
@@ -76,7 +76,7 @@ class Form:
         return piece.once((kind, dtype), lambda: exchange.parts(kind, piece, dtype))
 
     def init(self, params: torch.Tensor, me: Worker) -> State:
-        """State of a worker's pushes before the first: of each vector, feedback and compressors."""
+        """State of a worker's pushes before the first, of each vector."""
         dtype = exchange.name(params)
         compressors = {
             f"{server}.{at}": part.kind.init(part.like)
@@ -87,6 +87,7 @@ class Form:
             str(index): {
                 "feedback": self.algorithm.feedback.init(params),
                 "compress": dict(compressors),
+                "attack": attacking.own(params, me),
             }
             for index in range(self.n_vectors)
         }
@@ -99,13 +100,15 @@ class Form:
 
         algorithm = self.algorithm
         prepared, feedback = algorithm.feedback.prepare(vector, kept["feedback"], turn)
+        draw = me.draw(turn.step).at(index)
+        prepared, attack = alone(attacking.sent(prepared, kept["attack"], me, draw))
+        kept = {**kept, "attack": attack}
         if isinstance(algorithm.compress, Dense):
             if algorithm.feedback.vectors:
                 none = torch.zeros_like(prepared, dtype=torch.bool)
                 feedback = algorithm.feedback.settle(prepared, prepared, none, feedback)
             pieces = exchange.cut(prepared, self.servers)
             return [[whole(piece)] for piece in pieces], {**kept, "feedback": feedback}
-        draw = me.draw(turn.step).at(index)
         compressors = dict(kept["compress"])
         sent: list[torch.Tensor] = []
         named: list[torch.Tensor] = []
@@ -129,7 +132,7 @@ class Form:
             feedback = algorithm.feedback.settle(
                 prepared, torch.cat(sent), torch.cat(named), feedback
             )
-        return made, {"feedback": feedback, "compress": compressors}
+        return made, {**kept, "feedback": feedback, "compress": compressors}
 
     def notice(self, number: int, like: torch.Tensor, server: int, me: Worker) -> Message:
         """A push of nothing to a server: HELLO, or LEFT in a worker's name."""

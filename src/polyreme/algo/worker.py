@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from .attack import Attack
 from .draw import Draw
 from .vector import Layout
 
@@ -15,7 +16,7 @@ class Worker:
 
     `lr` gives the learning rate of a step, `clip_norm` bounds the norm of a gradient that the rule
     is given; `n_samples` are those of the worker's own data (0: all workers share one order).
-    Rounds of several steps end at `n_steps`.
+    Rounds of several steps end at `n_steps`. `attack` says who is hostile, and what they do.
     """
 
     rank: int
@@ -26,6 +27,7 @@ class Worker:
     clip_norm: float | None = None
     n_samples: int = 0
     n_steps: int | None = None
+    attack: tuple[Attack, ...] = ()
 
     def draw(self, step: int) -> Draw:
         """Random numbers of a step."""

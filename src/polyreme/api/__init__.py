@@ -222,10 +222,12 @@ def train(
     plan: PathLike | Plan | None = None,
     resume: str | None = None,
     progress: bool = False,
+    attack: bool = False,
 ) -> Summary | None:
     """Profile if no valid profile is kept, plan if none is given, train, and make the report.
 
-    Under torchrun or Slurm this process joins as one rank, and only rank 0 gets the summary.
+    Under torchrun or Slurm this process joins as one rank, and only rank 0 gets the summary. With
+    `attack` the workers that `simulate.attack` names are hostile here too.
 
     Raises:
         ConfigError: the spec is wrong, or a plan or checkpoint was made for something else.
@@ -236,7 +238,13 @@ def train(
 
     found = read(spec, overrides, devices=devices)
     return run(
-        found, run_folder(spec, out), devices=devices, plan=plan, resume=resume, progress=progress
+        found,
+        run_folder(spec, out),
+        devices=devices,
+        plan=plan,
+        resume=resume,
+        progress=progress,
+        attack=attack,
     )
 
 

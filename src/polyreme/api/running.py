@@ -93,7 +93,8 @@ def train(
         algorithm=spec.data_parallel,
         folder=folder,
         partition=spec.data.partition,
-        general=make_route is not None,
+        general=make_route is not None or bool(spec.simulate.attacks),
+        attack=spec.simulate.attacks,
     )
     loop_ = loop.Run(job, world, stop=stop, progress=bar, make_route=make_route)
     progress = None

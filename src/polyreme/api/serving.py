@@ -156,5 +156,6 @@ def be(
             algorithm=spec.data_parallel,
             partition=spec.data.partition,
             general=True,
+            attack=spec.simulate.attacks,
         )
         play(job, world, rank, life, step, address, folder)

@@ -12,7 +12,7 @@ from .. import spec as specs
 from ..errors import ConfigError, PolyremeError, Violation
 from ..plan.ir import BUCKET_BYTES, Plan
 from ..runtime.place import is_launched
-from . import folders
+from . import folders, hostile
 from .problem import Problem
 
 
@@ -28,6 +28,7 @@ def simulate(
         rule, legal = "is asked of several processes", "one process, without a launcher"
         raise ConfigError([Violation(path="simulate", value=True, rule=rule, legal=legal)])
     start_s = time.time()
+    hostile.outnumbered(spec)
     with folders.claimed(folder):
         return _run(spec, folder, resume, progress, start_s)
 

@@ -22,7 +22,7 @@ from ..runtime.place import is_launched, launch_name, n_restarts, read_place
 from ..runtime.record import Account
 from ..runtime.verdict import Verdict, named
 from ..summary import with_effectiveness
-from . import folders, steps
+from . import folders, hostile, steps
 
 _PRELOAD = ("polyreme.api.ranks",)
 
@@ -35,6 +35,7 @@ def train(
     plan: str | Path | Plan | None,
     resume: str | None,
     progress: bool,
+    attack: bool = False,
 ) -> runlog.Summary | None:
     """See `api.train`."""
     start_s = time.time()
@@ -42,6 +43,7 @@ def train(
     given = plans.load(Path(named)) if isinstance(named, str | Path) else named
     folders.refuse_absent(resume)
     steps.refuse_unlike(spec)
+    spec = hostile.attacked(spec, devices, given) if attack else hostile.spared(spec)
     if is_launched() and not spec.data_parallel.sync.n_servers(1):
         with folders.claimed(folder) if read_place().rank == 0 else nullcontext():
             return _join(spec, folder, given, resume, progress, start_s)

@@ -109,6 +109,7 @@ def _single(run: Run, versus: Against | None, comparison: dict[str, Any] | None)
         sections = (sections[0], ("reference", "Reference"), *sections[1:])
     before = sections.index(("memory", "Memory"))
     more = [("delays", "Delays")] if view["delays_line"] else []
+    more += [("suspects", "Suspects")] if view["suspects_line"] else []
     more += [("checkpoints", "Checkpoints")] if view["checkpoints"] else []
     sections = (*sections[:before], *more, *sections[before:])
     if view["trouble"]:

@@ -22,6 +22,7 @@ from ..runlog import (
     RestartEvent,
     StepEvent,
     Summary,
+    SuspectsEvent,
 )
 from .ranks import Last, read_ranks
 
@@ -46,6 +47,7 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     steps: tuple[StepEvent, ...]
     evals: tuple[EvalEvent, ...]
     delays: tuple[DelaysEvent, ...] = ()
+    suspects: tuple[SuspectsEvent, ...] = ()
     checkpoints: tuple[CheckpointEvent, ...]
     faults: tuple[FaultEvent, ...]
     restarts: tuple[RestartEvent, ...]
@@ -135,6 +137,7 @@ def read_run(folder: Path) -> Run:
         steps=tuple(event for event in events if isinstance(event, StepEvent)),
         evals=tuple(event for event in events if isinstance(event, EvalEvent)),
         delays=tuple(event for event in events if isinstance(event, DelaysEvent)),
+        suspects=tuple(event for event in events if isinstance(event, SuspectsEvent)),
         checkpoints=tuple(event for event in events if isinstance(event, CheckpointEvent)),
         faults=tuple(event for event in events if isinstance(event, FaultEvent)),
         restarts=tuple(event for event in events if isinstance(event, RestartEvent)),

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from ..units import count
+from . import suspects
 from .against import Against, w_of
 from .attempts import again_s, kept_skipped, restarts
 from .beside import beside
@@ -128,6 +129,7 @@ def summary_json(run: Run) -> dict[str, Any]:
         "again_s": again_s(run),
         "skipped": kept_skipped(run),
         "spikes": [msgspec.to_builtins(each) for each in run_spikes(run)],
+        "suspects": {str(worker): share for worker, share in suspects.shares(run).items()},
         "faults": [msgspec.to_builtins(event) for event in run.faults],
         "missing": list(run.missing),
     }
@@ -239,7 +241,7 @@ def show_run(run: Run, console: Console) -> None:
     lines += [
         Text.assemble(("✗ ", "red"), _fault_text(run, index)) for index in range(len(run.faults))
     ]
-    said = (skipped_line(run), worse_line(run), restart_line(run))
+    said = (skipped_line(run), worse_line(run), restart_line(run), suspects.line(run))
     lines += [Text(line, style="yellow") for line in said if line]
     lines += [_rich_factors(run), Text(meaning_of_w(run, parts), style="dim"), Text()]
     lines.append(_rich_rows(outcome_rows(run)))

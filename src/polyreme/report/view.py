@@ -11,7 +11,7 @@ from markupsafe import Markup
 from ..plan.describe import describe
 from ..plan.ir import Plan
 from ..units import apart, count, show_seconds
-from . import delays, figures, tables, trouble
+from . import delays, figures, suspects, tables, trouble
 from .attempts import attempts
 from .beside import beside
 from .drawing import devices_svg, order_svg, segments
@@ -69,6 +69,9 @@ def run_view(run: Run, effectiveness: float | None = None) -> dict[str, Any]:
         "delays_line": delays.line(run),
         "delays_heads": delays.HEADS,
         "delays_rows": delays.rows(run),
+        "suspects_line": suspects.line(run),
+        "suspects_heads": suspects.HEADS,
+        "suspects_rows": suspects.rows(run),
         "w": product(parts),
         "factors": parts,
         "sentence": meaning_of_w(run, parts),

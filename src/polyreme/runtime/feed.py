@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 
+from ..algo.attack.kind import AttackKind
 from ..data.order import Ordering, microbatches, share
 from ..data.prefetch import Prefetcher, pin
 from ..data.source import Source
@@ -33,7 +34,8 @@ class Feed:
     """Microbatches of one seat for each step.
 
     Each worker has its samples of the step, its parts contiguous shares of these. A process whose
-    layers read no sample (not `reads`) is told how many there are.
+    layers read no sample (not `reads`) is told how many there are. A hostile worker's labels are as
+    its `attack` has them.
     """
 
     def __init__(
@@ -46,7 +48,9 @@ class Feed:
         device: torch.device,
         n_microbatches: int,
         reads: bool = True,
+        attack: Sequence[AttackKind] = (),
     ) -> None:
+        self._attack = [each for each in attack if seat.worker in each.workers]
         self._reads = reads
         self._source = source
         self._order = order
@@ -124,7 +128,9 @@ class Feed:
             return None
         if not self._reads:
             return {self._graph.labels: torch.empty(len(part), 0, dtype=torch.int64)}
-        fields = dict(self._source.train(part, epoch))
+        fields, labels = dict(self._source.train(part, epoch)), self._graph.labels
+        for each in self._attack:
+            fields[labels] = each.labelled(fields[labels], self._source.sample.n_classes)
         return fields if self._device.type == "cpu" else pin(fields)
 
 

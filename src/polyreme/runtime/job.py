@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from ..algo.attack import Attack
 from ..algo.compose import DataParallel
 from ..algo.train import Train
 from ..data.partition import Partition
@@ -30,3 +31,4 @@ class Job:
     folder: Path | None = None
     partition: Partition | None = None
     general: bool = False
+    attack: tuple[Attack, ...] = ()

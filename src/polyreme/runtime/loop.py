@@ -23,6 +23,7 @@ from .outcome import OnStep, Outcome
 from .route import Came, MakeRoute, Native, Route
 from .saver import Saving
 from .state import Progress, State
+from .tally import Tally
 from .verdict import diverged
 from .workers import Team
 
@@ -131,7 +132,7 @@ class Run:
         self.step_s: list[float] = []
         self.compute_s: list[float] = []
         self.n_skipped = 0
-        self.delays: dict[int, list[int]] = {}
+        self.tally = Tally()
         self._left_out: tuple[int, ...] = ()  # those that step on their own and last could not
         self.peak_bytes = 0
         self.start_s = time.monotonic()
@@ -151,6 +152,7 @@ class Run:
             device=self.world.device,
             n_microbatches=job.plan.microbatches,
             reads=self.applied.stage.reads,
+            attack=job.attack,
         )
 
     def load(self, load: Callable[[State], Progress]) -> Progress:
@@ -191,15 +193,8 @@ class Run:
                 self.route.begin()
         if not stopped and self.evaluated != done:
             stopped = self._evaluate()
-        if self.log is not None and self.delays:
-            self.log.write(
-                runlog.DelaysEvent(
-                    t=self.log.t,
-                    attempt=self.log.attempt,
-                    step=done,
-                    by_worker={w: runlog.histogram(self.delays[w]) for w in sorted(self.delays)},
-                )
-            )
+        if self.log is not None:
+            self.tally.write(self.log, done)
         if self._saved() != done:  # it was not due, or failed
             self._save()
             self._saved()
@@ -236,8 +231,7 @@ class Run:
         if (log := self.log) is not None:
             for rank, what in came.faults:
                 log.write(runlog.FaultEvent(t=log.t, attempt=log.attempt, what=what, rank=rank))
-        for worker, delay in came.delays:
-            self.delays.setdefault(worker, []).append(delay)
+        self.tally.add(came)
         self.peak_bytes = max(self.peak_bytes, result.memory_bytes)
         if not result.skipped:
             self.final_loss = result.loss

@@ -174,6 +174,7 @@ class Team:
             clip_norm=train.clip_norm,
             n_samples=self._order.n_own(rank),
             n_steps=n_steps,
+            attack=self.job.attack,
         )
 
 

@@ -6,6 +6,8 @@ from typing import Annotated
 
 import msgspec
 
+from ..algo.attack import Attack
+from ..algo.attack.fitting import misnamed
 from ..errors import Violation
 from .compute import Compute, Constant
 from .faults import Fault
@@ -23,6 +25,8 @@ class Simulate(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         compute: How long a gradient takes.
         network: What messages cost.
         faults: What befalls workers, under syncs with servers.
+        attack: What hostile workers do: one attack, or an array of several with a worker in one of
+            them at most. `polyreme train` plays it where it is told to (`--attack`).
         seed: Fixes what is drawn of seconds, losses and crashes; that of training unless given.
     """
 
@@ -30,14 +34,21 @@ class Simulate(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     compute: Compute = Constant()
     network: Network = Uniform()
     faults: tuple[Fault, ...] = ()
+    attack: Attack | tuple[Attack, ...] = ()
     seed: Annotated[int, msgspec.Meta(ge=0, lt=2**32)] | None = None
 
+    @property
+    def attacks(self) -> tuple[Attack, ...]:
+        """All of them."""
+        return self.attack if isinstance(self.attack, tuple) else (self.attack,)
+
     def check(self) -> list[Violation]:
-        """Files can be read; links and faults are of workers that there are, one at a time."""
+        """Files can be read; links, faults and attacks are of workers that there are."""
         each = enumerate(self.faults)
         return [
             *self.compute.refused("simulate.compute"),
             *self.network.refused(self.workers, "simulate.network"),
             *(x for i, fault in each for x in fault.refused(self.workers, f"simulate.faults[{i}]")),
             *overlapping(self.faults, "simulate.faults"),
+            *misnamed(self.attacks, self.workers, "simulate.attack"),
         ]

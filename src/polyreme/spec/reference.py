@@ -117,6 +117,8 @@ def _type(path: str, field: types.Field) -> str:
     if _structs(field.type):
         anchor = f"{path}.{field.encode_name}".replace(".", "")
         sort = "array of tables" if _repeats(field.type) else "table"
+        if any(map(_repeats, members(field.type))) and not _repeats(field.type):
+            sort = "table or array of tables"
         names.append(f"{sort}, see [{path}.{field.encode_name}](#{anchor})")
     return " or ".join(names).replace("|", "\\|")
 

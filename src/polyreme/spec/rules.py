@@ -8,6 +8,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
+from ..algo.attack.fitting import unfit
+from ..algo.exchange import unweighted
+from ..algo.sync import FedAvg
 from ..data.options import Arrays
 from ..errors import Violation
 from ..plan.options import degrees_left
@@ -41,6 +44,8 @@ def impossible(
         partial(_versions, spec),
         partial(_workers, spec, n_devices),
         partial(_faults, spec),
+        partial(_attack, spec),
+        partial(_weights, spec),
     )
     # Where the data are of the wrong form, a length of sequences may yet be right.
     apart = checked(partial(fit.form, spec), "spec")
@@ -231,3 +236,18 @@ def _faults(spec: Spec) -> Iterator[Violation]:
     for index, fault in enumerate(faults):
         path, kind = f"simulate.faults[{index}].kind", fault.__struct_config__.tag
         yield Violation(path=path, value=kind, rule=rule, legal=legal)
+
+
+def _attack(spec: Spec) -> Iterator[Violation]:
+    simulate = spec.simulate
+    yield from unfit(simulate.attacks, simulate.workers, spec.data_parallel, "simulate.attack")
+
+
+def _weights(spec: Spec) -> Iterator[Violation]:
+    """Clients that own their data count by it, wherever what they send becomes one."""
+    algorithm = spec.data_parallel
+    sync, aggregate = algorithm.sync, algorithm.aggregate
+    if spec.data.partition is None or not isinstance(sync, FedAvg) or sync.alike:
+        return
+    if not (aggregate.is_mean or aggregate.takes_weights):
+        yield unweighted(algorithm)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 
-from .. import exchange
+from .. import attacking, exchange
 from ..compress import Compressor
 from ..compress.dense import Dense
 from ..effects import Agree, Program, Record
@@ -82,14 +82,22 @@ class CSER(EveryStep, frozen=True, kw_only=True, tag="CSER", tag_field="kind"):
             algorithm, came.gradient * seen.share(me.rank), state["exchange"], turn
         )
         delta, rule, _ = yield from stride(algorithm, own, found, state["rule"], turn.lr, me)
-        down = -delta  # the paper's delta, which is taken off
-        part = yield from exchange.carried(algorithm, down, kept, me, turn)
+        down, kept = yield from exchange.attacked(-delta, kept, me, turn)  # the paper's delta
+        part = yield from exchange.carried(
+            algorithm, down, kept, me, turn, silent=attacking.silent(me)
+        )
         params, error = state["params"] - part.out, state["error"] - (down - part.sent)
         reset = state["reset"]
         if (step + 1) % self.every == 0:
             draw = me.draw(step).at(_RESET)
             rest = yield from exchange.carried(
-                self._resetting(algorithm), error, reset, me, turn, draw=draw
+                self._resetting(algorithm),
+                error,
+                reset,
+                me,
+                turn,
+                silent=attacking.silent(me),
+                draw=draw,
             )
             params, error, reset = params + rest.out, error - rest.sent, rest.state
         return {

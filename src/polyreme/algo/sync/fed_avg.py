@@ -29,15 +29,15 @@ class FedAvg(SyncKind, frozen=True, kw_only=True, tag="FedAvg", tag_field="kind"
     """Each round some clients train for epochs of their own data; their mean is the next model.
 
     A client counts by its samples: its way is scaled by n_k n / (sum over the sampled), then the
-    plain mean of all is taken, so that compression, feedback and topology apply as ever (signs
-    without a scale do not tell how much a client counts). Feedbacks
-    that go on counting silent workers by what they sent last (EF21, DIANA) have the sum over all
-    instead. Clients that are not sampled compute nothing, their packets are empty, and what their
-    feedback keeps stays. Clients without data are never sampled; where all share one order
-    (workers own no samples) all count alike, and an epoch is a batch. The rule's state starts anew
-    each round. A step is a round, and the learning rate is that of the round. A client's steps
-    that are not finite and rounds thrown away are as with LocalSteps. Under gossip those sampled
-    train and all mix.
+    plain mean of all is taken (an aggregate that takes weights has n_k instead, one that takes none
+    is refused unless clients count `alike`), so that compression, feedback and topology apply as
+    ever (signs without a scale do not tell how much a client counts). Feedbacks that go on counting
+    silent workers by what they sent last (EF21, DIANA) have the sum over all instead. Clients that
+    are not sampled compute nothing, their packets are empty, and what their feedback keeps stays.
+    Clients without data are never sampled; where all share one order (workers own no samples) all
+    count alike, and an epoch is a batch. The rule's state starts anew each round. A step is a
+    round, and the learning rate is that of the round. A client's steps that are not finite and
+    rounds thrown away are as with LocalSteps. Under gossip those sampled train and all mix.
 
     Source: McMahan et al. 2017, "Communication-Efficient Learning of Deep Networks from
     Decentralized Data", algorithm 1.
@@ -47,12 +47,14 @@ class FedAvg(SyncKind, frozen=True, kw_only=True, tag="FedAvg", tag_field="kind"
         fraction: Share of the clients with data that is sampled, rounded down; at least one is.
         epochs: Local passes over a client's own samples; 1 where neither is given.
         batches: Local batches instead of epochs.
+        alike: Whether clients count alike, whatever samples they have.
     """
 
     in_step: ClassVar[bool] = False
     fraction: Annotated[float, msgspec.Meta(gt=0, le=1)] = 1.0
     epochs: Annotated[int, msgspec.Meta(ge=1)] | None = None
     batches: Annotated[int, msgspec.Meta(ge=1)] | None = None
+    alike: bool = False
 
     def check(self) -> list[Violation]:
         """At most one of epochs and batches."""
@@ -74,6 +76,8 @@ class FedAvg(SyncKind, frozen=True, kw_only=True, tag="FedAvg", tag_field="kind"
         lr = me.lr(step)
         holds = yield from _holdings(start, me)
         sampled = self.sampled(holds, step, me)
+        if self.alike:
+            holds = tuple(float(n > 0) for n in holds)
         params, told, n_batches = start, Numbers(), 0
         if me.rank in sampled:
             params, told, n_batches = yield from self._trained(algorithm, state, lr, me)

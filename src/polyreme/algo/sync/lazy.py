@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import msgspec
 
 from ...errors import undefined
-from .. import exchange
+from .. import attacking, exchange
 from ..effects import Program
 from ..norm import length
 from ..rule.kind import NotNegative
@@ -70,15 +70,18 @@ class Lazy(EveryStep, frozen=True, kw_only=True):
             return (yield from EveryStep.given(self, algorithm, found, state, me, turn, silent))
         feedback, known = algorithm.feedback, state["known"]
         aim, kept = feedback.prepare(found, state["exchange"]["feedback"], turn)
+        aim, exchanged = yield from exchange.attacked(aim, state["exchange"], me, turn)
         lacks = aim - known["own"]
         enough, watched = yield from self.lazy(aim, lacks, known)
         came = yield from exchange.carried(
             algorithm,
             lacks,
-            state["exchange"],
+            exchanged,
             me,
             turn,
-            silent=None if feedback.sends_all(turn) else bool(silent) or enough,
+            silent=attacking.silent(
+                me, None if feedback.sends_all(turn) else bool(silent) or enough
+            ),
         )
         own, mean = known["own"] + came.sent, known["mean"] + came.out
         kept = feedback.settle(aim, own, came.named, kept)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from ...errors import ConfigError, Violation
-from .. import exchange
+from .. import attacking, exchange
 from ..answer import Answers, joined
 from ..effects import ANY, Program, Received, Record, Recv, Seen, Send, Suspect
 from ..feedback.kind import Turn
@@ -158,6 +158,13 @@ class Served(ServedKind, frozen=True, kw_only=True):
                     packets[server] += each
         else:
             packets = [form.nothing(state["params"], server, me) for server in range(self.servers)]
+        if attacking.silent(me):
+            return {
+                **state,
+                **work.changed,
+                "exchange": kept,
+                "step": state["step"] + self.per_push,
+            }
         awaits, waits = state["awaits"], self.awaits(state["pushes"])
         for server, each in enumerate(packets):
             head = heading((turn.step, state["versions"][str(server)], turn.lr), work.rows)

@@ -109,6 +109,7 @@ def _team(job: Job, world: World, n: int, ranks: Sequence[int]) -> Team:
             device=world.device,
             n_microbatches=job.plan.microbatches,
             reads=applied.stage.reads,
+            attack=job.attack,
         )
         for worker in ranks
     }
