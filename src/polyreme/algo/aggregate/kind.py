@@ -48,6 +48,7 @@ class AggregatorKind(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         A worker that has nothing to give (no labels, not sampled) is no row. Suspects are numbers
         of rows, ascending: those that were set aside, or stand farthest from what came out. One
         that `takes_weights` also has an argument `weights`, one number a row, None if all count
-        alike. Where a replica is split, rows are its parts' shares of them.
+        alike; a robust one `absent`, how many rows are missing that might have been. Where a
+        replica is split, rows are its parts' shares of them.
         """
         raise undefined(self, "combine")
