@@ -31,18 +31,25 @@ torch.set_num_threads(1)
 
 
 class Middle(AggregatorKind, frozen=True, kw_only=True, tag="Middle", tag_field="kind"):
-    """The middle of each entry; the row farthest from it is a suspect. Counts its calls."""
+    """The middle of each entry; the row farthest from it is a suspect, unless some are absent.
+
+    Counts calls and absent rows.
+    """
 
     robust: ClassVar[bool] = True
 
-    def init(self, like: torch.Tensor) -> State:
-        return {"calls": 0}
+    @property
+    def bears(self) -> int:
+        return 2
 
-    def combine(self, rows: Sequence[torch.Tensor], state: State) -> Combined:
+    def init(self, like: torch.Tensor) -> State:
+        return {"calls": 0, "absent": 0}
+
+    def combine(self, rows: Sequence[torch.Tensor], state: State, absent: int = 0) -> Combined:
         x = torch.stack(list(rows))
         out = x.sort(0).values[len(rows) // 2]
-        far = int((x - out).norm(dim=1).argmax())
-        return out, {"calls": state["calls"] + 1}, (far,)
+        far = () if absent else (int((x - out).norm(dim=1).argmax()),)
+        return out, {"calls": state["calls"] + 1, "absent": state["absent"] + absent}, far
 
 
 def _gradient(rank: int, batch: int, w: torch.Tensor) -> torch.Tensor:
@@ -167,9 +174,9 @@ def test_the_aggregate_keeps_its_state_at_the_server_and_suspects_are_workers() 
         return torch.full_like(w, 1e6 if rank == 3 else 1.0 + 0.01 * rank)
 
     algorithm = _of(BASGD(buffers=3), aggregate=Middle())
-    post = Post(algorithm, gradient, _start(), 5).order([0, 1, 3, 4, 2, 0, 1, 2])
-    assert post.server["aggregate"] == {"calls": 2}
-    assert [record.suspects for record in post.records[:5]] == [(), (), (), (), (0, 3)]
+    post = Post(algorithm, gradient, _start(), 5).order([0, 1, 3, 4, 2, 0, 1, 2, 0])
+    assert post.server["aggregate"] == {"calls": 2, "absent": 0}
+    assert [record.suspects for record in post.records[:6]] == [(), (), (), (), (), (0, 3)]
     assert len(post.records[-1].suspects) == 1
 
 
@@ -223,6 +230,53 @@ def test_no_step_is_made_of_fewer_live_workers_than_buffers_until_more_push() ->
     post.come(1)
     assert _to(post, 6.0, [1, 1, 1, 0, 3]) == 1  # first that it is there, then what it computed
     assert post.records[-1].suspects == ()
+
+
+def _nan(silent: dict[int, int]) -> Any:
+    """Gradients that are not finite from a batch on, of some workers."""
+
+    def gradient(rank: int, batch: int, w: torch.Tensor) -> torch.Tensor:
+        return _gradient(rank, batch, w) * (math.nan if batch >= silent.get(rank, 10**9) else 1.0)
+
+    return gradient
+
+
+def test_a_step_waits_for_no_more_of_what_is_not_finite_than_the_aggregate_bears() -> None:
+    algorithm = _of(BASGD(buffers=5, timeout_s=None), aggregate=Middle())
+    post = Post(algorithm, _nan({1: 1, 3: 1, 4: 2}), _start(), 5)
+    assert _to(post, 0.0, range(5)) == 1
+    assert _to(post, 0.0, [3, 1, 0, 2]) == 1  # one may yet come
+    assert _to(post, 0.0, [4]) == 2
+    assert post.server["aggregate"] == {"calls": 2, "absent": 2}
+    assert _to(post, 0.0, [0, 2]) == 2
+    assert post.records[-2].suspects == (1, 3)
+    assert _to(post, 0.0, [4] * 5 + [1, 3, 0, 2]) == 2  # of which it bears two
+
+
+def test_a_buffer_with_a_push_that_counts_is_not_absent_for_another_that_does_not() -> None:
+    algorithm = _of(BASGD(buffers=3, timeout_s=None), aggregate=Middle())
+    post = Post(algorithm, _nan({3: 0}), _start(), 6)
+    assert _to(post, 0.0, [0, 3, 1, 2]) == 1
+    assert post.server["aggregate"]["absent"] == 0
+    assert _to(post, 0.0, [3, 1, 2]) == 2
+    assert post.server["aggregate"]["absent"] == 1
+    assert _to(post, 0.0, [0, 1, 2]) == 3
+    assert post.server["aggregate"]["absent"] == 1
+
+
+def test_buffers_of_the_silent_are_absent_until_they_push_where_the_aggregate_bears_it() -> None:
+    algorithm = _of(BASGD(buffers=4, timeout_s=1.0), aggregate=Middle())
+    post = Post(algorithm, _gradient, _start(), 4)
+    assert _to(post, 0.5, [0, 1, 3] * 3) == 0
+    assert _to(post, 1.1, [0]) == 0
+    assert post.records[-1].suspects == (2,)
+    assert post.server["buffer"] == {"0": 0, "1": 1, "3": 2, "2": 3}
+    assert _to(post, 1.2, [1, 3] + [0, 1, 3] * 4) == 5  # and no more seconds are waited for
+    assert post.records[-3].suspects == (2,)  # of the step before, told with the next push
+    assert post.server["aggregate"]["absent"] == 5
+    assert _to(post, 1.3, [2, 0, 1, 3]) == 6
+    assert post.server["aggregate"]["absent"] == 5
+    assert _to(post, 1.4, [0, 1, 3]) == 6  # it is waited for again
 
 
 def test_a_gone_worker_s_pushes_do_not_make_it_live() -> None:

@@ -29,15 +29,19 @@ class BASGD(Served, frozen=True, kw_only=True, tag="BASGD", tag_field="kind"):
     however many pushes are in it, and all are emptied. So r hostile workers are in no more than r
     buffers of a step, and the aggregate, which is of B rows, is to bear r of them. One buffer and
     the mean is asynchronous SGD; with momentum at workers (WorkerMomentum) this is BASGDm. The
-    version is the step's, so delays are in steps. Weights that workers tell are not looked at, and
-    whether a push is finite the server finds itself: one that is not reaches no buffer, where it
-    would take those of others with it; its worker is a suspect, as are workers with a push in a
-    buffer that the aggregate suspects.
+    version is the step's, so delays are in steps.
+
+    Weights that workers tell are not looked at, and whether a push is finite the server finds
+    itself: one that is not, or has no labels, is not added to its buffer. A buffer that had such a
+    push and none that counts is absent: a step does not wait for it, as long as no more are absent
+    than the aggregate bears (none, under a mean), of whose hostile rows they are.
 
     A buffer starves when none of its workers pushes, and no step is made then. Where that lasts for
-    more than `timeout_s` and at least B workers pushed twice meanwhile, all are dealt out anew,
-    those first, so that each buffer has one of them; workers that did not push at all are suspects.
-    Where fewer pushed no step is made until more do: fewer buffers would bear fewer hostile ones.
+    more than `timeout_s`, all workers are dealt out anew, those first that pushed twice meanwhile,
+    so that each of them has a buffer of its own as far as they go; buffers beyond are absent until
+    one of theirs pushes. If these are more than the aggregate bears, nobody is dealt out and no
+    step made until more push. Suspects are workers with a push in a buffer that the aggregate suspects, those of absent
+    buffers, and those of whom nothing came for `timeout_s`.
 
     Source: Yang and Li 2021, "BASGD: Buffered Asynchronous SGD for Byzantine Learning"; with
     momentum Yang and Li 2023, "Buffered Asynchronous SGD for Byzantine Learning".
@@ -78,81 +82,98 @@ class BASGD(Served, frozen=True, kw_only=True, tag="BASGD", tag_field="kind"):
         return {
             "sums": sums,
             "counts": dict.fromkeys(sums, 0),
+            "absent": dict.fromkeys(sums, False),
             "buffer": buffer,
             "pushed": dict.fromkeys(buffer, 0),
             "since_s": 0.0,
             "aggregate": algorithm.aggregate.init(piece),
         }
 
+    def heard(self, algorithm: DataParallel, state: State, push: Push, me: Worker) -> State:
+        """That a buffer is absent, or no longer."""
+        if push.number < 0:
+            return {}
+        number = str(state["buffer"][str(push.worker)])
+        empty = not (push.counts or state["counts"][number])
+        return {"absent": {**state["absent"], number: empty}}
+
     def applied(
         self, algorithm: DataParallel, state: State, push: Push, lr: float, me: Worker
     ) -> Program[State]:
-        """One push more in its buffer; the step, if it was the last that was missing."""
+        """One push more in its buffer, which it may have been dealt to just now."""
         now_s = yield Now()
         worker = str(push.worker)
         pushed = {**state["pushed"], worker: state["pushed"][worker] + 1}
         since_s = min(state["since_s"], now_s)  # this clock may have begun after it
         state = {**state, "pushed": pushed, "since_s": since_s}
-        if self._starves(state, worker, now_s - since_s):
+        late = self.timeout_s is not None and now_s - since_s > self.timeout_s
+        if late and pushed[worker] >= _PUSHES and self._starves(algorithm, state, worker):
             if silent := tuple(int(w) for w, count in pushed.items() if not count):
                 yield Suspect(workers=silent)
-            state = self._dealt_out(state, worker, now_s)
+            state = self._dealt_out(algorithm, state, worker, now_s)
         number = str(state["buffer"][worker])
         (found,), count = push.vectors, state["counts"][number]
         total = state["sums"][number] + found if count else found
-        state = {
+        return {
             **state,
             "sums": {**state["sums"], number: total},
             "counts": {**state["counts"], number: count + 1},
+            "version": state["version"],
         }
-        if not all(state["counts"].values()):
-            return state
-        return (yield from self._stepped(algorithm, {**state, "since_s": now_s}, lr, me))
 
-    def _starves(self, state: State, worker: str, seconds: float) -> bool:
-        """Whether a buffer is empty for too long that this worker's push does not go to.
+    def met(self, algorithm: DataParallel, state: State, lr: float, me: Worker) -> Program[State]:
+        """The rule's step along the aggregate, if no buffer is waited for."""
+        there = [number for number, count in state["counts"].items() if count]
+        if not there or not self._complete(algorithm, state, set(there)):
+            return {}
+        aggregate, absent = algorithm.aggregate, self.buffers - len(there)
+        rows = [state["sums"][number] / state["counts"][number] for number in there]
+        told = {"absent": absent} if aggregate.robust else {}
+        found, kept, named = yield from settled(aggregate.combine(rows, state["aggregate"], **told))
+        pushed, fine = (
+            state["pushed"],
+            {number for at, number in enumerate(there) if at not in named},
+        )
+        suspects = tuple(
+            int(worker)
+            for worker, number in state["buffer"].items()
+            if str(number) not in fine and (pushed[worker] or str(number) not in there)
+        )
+        if suspects:
+            yield Suspect(workers=suspects)
+        changed = yield from self.ruled(algorithm, state, found, lr, me)
+        return {
+            **changed,
+            "counts": dict.fromkeys(state["counts"], 0),
+            "pushed": dict.fromkeys(pushed, 0),
+            "since_s": (yield Now()),
+            "aggregate": kept,
+            "version": state["version"] + 1,
+        }
 
-        That others did not push says something once this one has pushed twice.
-        """
-        late = self.timeout_s is not None and seconds > self.timeout_s
-        if not late or state["pushed"][worker] < _PUSHES:
-            return False
-        own = str(state["buffer"][worker])
-        return any(not count and number != own for number, count in state["counts"].items())
+    def _complete(self, algorithm: DataParallel, state: State, there: set[str]) -> bool:
+        """Whether all buffers but these are absent, and no more than may be."""
+        missing = state["counts"].keys() - there
+        few = len(missing) <= algorithm.aggregate.bears
+        return few and all(state["absent"][number] for number in missing)
 
-    def _dealt_out(self, state: State, worker: str, now_s: float) -> State:
+    def _starves(self, algorithm: DataParallel, state: State, worker: str) -> bool:
+        """Whether a step would not be made with this worker's push either."""
+        there = {number for number, count in state["counts"].items() if count}
+        return not self._complete(algorithm, state, there | {str(state["buffer"][worker])})
+
+    def _dealt_out(self, algorithm: DataParallel, state: State, worker: str, now_s: float) -> State:
         """Empty buffers, and workers dealt out to them anew, if enough of them push."""
         pushed, here = state["pushed"], state["present"]
         live = [w for w, count in pushed.items() if here[w] and count >= _PUSHES]
-        if len(live) < self.buffers:
+        if self.buffers - len(live) > algorithm.aggregate.bears:
             return state
         order = [*live, *(w for w in pushed if w not in live)]
         return {
             **state,
             "counts": dict.fromkeys(state["counts"], 0),
+            "absent": {number: int(number) >= len(live) for number in state["counts"]},
             "buffer": {w: order.index(w) % self.buffers for w in pushed},
             "pushed": {**dict.fromkeys(pushed, 0), worker: 1},
             "since_s": now_s,
-        }
-
-    def _stepped(
-        self, algorithm: DataParallel, state: State, lr: float, me: Worker
-    ) -> Program[State]:
-        """The rule's step along the aggregate."""
-        rows = [total / state["counts"][number] for number, total in state["sums"].items()]
-        found, aggregate, named = yield from settled(
-            algorithm.aggregate.combine(rows, state["aggregate"])
-        )
-        pushed, buffer = state["pushed"], state["buffer"]
-        suspects = tuple(int(w) for w, count in pushed.items() if count and buffer[w] in named)
-        if suspects:
-            yield Suspect(workers=suspects)
-        changed = yield from self.ruled(algorithm, state, found, lr, me)
-        return {
-            **state,
-            **changed,
-            "counts": dict.fromkeys(state["counts"], 0),
-            "pushed": dict.fromkeys(pushed, 0),
-            "aggregate": aggregate,
-            "version": state["version"] + 1,
         }

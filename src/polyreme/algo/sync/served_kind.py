@@ -127,10 +127,11 @@ class ServedKind(SyncKind, frozen=True, kw_only=True):
 
     def met(
         self, algorithm: DataParallel, state: State, lr: float, me: Worker
-    ) -> State | Split[State]:
+    ) -> State | Program[State]:
         """The entries of a server's state that change once enough have come.
 
-        Asked after every push, and when a worker came or is gone.
+        Asked after every push, and when a worker came or is gone. A program of them may ask for
+        what that of `applied` may.
         """
         return {}
 
