@@ -55,8 +55,8 @@ class Push:
 
     @property
     def unfit(self) -> Push:
-        """The same, saying that it is not finite."""
-        return replace(self, rows=tuple(row._replace(finite=0.0) for row in self.rows))
+        """The same, saying that it does not count."""
+        return replace(self, rows=tuple(row._replace(weight=0.0) for row in self.rows))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import msgspec
 
@@ -40,8 +40,11 @@ class BASGD(Served, frozen=True, kw_only=True, tag="BASGD", tag_field="kind"):
     more than `timeout_s`, all workers are dealt out anew, those first that pushed twice meanwhile,
     so that each of them has a buffer of its own as far as they go; buffers beyond are absent until
     one of theirs pushes. If these are more than the aggregate bears, nobody is dealt out and no
-    step made until more push. Suspects are workers with a push in a buffer that the aggregate suspects, those of absent
-    buffers, and those of whom nothing came for `timeout_s`.
+    step made until more push.
+
+    Suspects are workers with a push in a buffer that the aggregate suspects, those of absent
+    buffers, those whose push was not finite although they said so, and those of whom nothing came
+    for `timeout_s`.
 
     Source: Yang and Li 2021, "BASGD: Buffered Asynchronous SGD for Byzantine Learning"; with
     momentum Yang and Li 2023, "Buffered Asynchronous SGD for Byzantine Learning".
@@ -128,7 +131,7 @@ class BASGD(Served, frozen=True, kw_only=True, tag="BASGD", tag_field="kind"):
             return {}
         aggregate, absent = algorithm.aggregate, self.buffers - len(there)
         rows = [state["sums"][number] / state["counts"][number] for number in there]
-        told = {"absent": absent} if aggregate.robust else {}
+        told: dict[str, Any] = {"absent": absent} if aggregate.robust else {}
         found, kept, named = yield from settled(aggregate.combine(rows, state["aggregate"], **told))
         pushed, fine = (
             state["pushed"],
