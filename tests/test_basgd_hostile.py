@@ -109,7 +109,7 @@ global_batch = {batch}
 cpu_processes = {n}
 
 [data_parallel]
-rule = {{ kind = "SGD", lr = 0.1 }}
+rule = {{ kind = "SGD", lr = 0.03 }}
 {sync}
 
 [simulate]
