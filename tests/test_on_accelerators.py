@@ -91,6 +91,45 @@ def test_two_accelerators_split_a_transformer(run, alone, plan):
     _compare(run(LLAMA, 2, plan), alone["llama"])
 
 
+TOGETHER = """
+[model]
+kind = "mlp"
+hidden = [16]
+
+[data]
+kind = "digits"
+
+[train]
+steps = 6
+global_batch = 64
+
+[data_parallel]
+rule = { kind = "SGD", lr = 0.05, momentum = 0.9 }
+"""
+EXCHANGES = {
+    "sparse packets": ['compress={ kind = "TopK", ratio = 0.1 }', 'feedback={ kind = "GMC" }'],
+    "codes": ['compress={ kind = "QSGD", levels = 15 }', 'feedback={ kind = "ErrorFeedback" }'],
+    "rounds": ['compress={ kind = "PowerSGD", rank = 2 }', 'feedback={ kind = "ErrorFeedback" }'],
+    "a ring": ['topology={ kind = "Ring" }', 'compress={ kind = "Sign" }'],
+    "a server": ['topology={ kind = "ParameterServer" }', 'compress={ kind = "Sign" }'],
+    "neighbours": ['topology={ kind = "Gossip" }'],
+    "votes": ['aggregate={ kind = "MajorityVote" }'],
+    "local steps": ['sync={ kind = "LocalSteps", every = 2 }'],
+}
+
+
+@pytest.mark.parametrize("options", EXCHANGES.values(), ids=list(EXCHANGES))
+def test_workers_on_accelerators_exchange_what_one_process_plays(tmp_path, options) -> None:
+    spec = tmp_path / "spec.toml"
+    spec.write_text(TOGETHER)
+    changes = [f"data_parallel.{each}" for each in options]
+    if any("GMC" in each for each in options):
+        changes.append("data_parallel.rule.momentum=0.0")
+    found = api.train(spec, out=tmp_path / "run", devices=2, overrides=changes)
+    played = api.simulate(spec, out=tmp_path / "played", overrides=[*changes, "simulate.workers=2"])
+    assert found.metrics["heldout_loss"] == pytest.approx(played.metrics["heldout_loss"], rel=1e-3)
+
+
 SERVED = """
 [model]
 kind = "mlp"

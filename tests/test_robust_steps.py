@@ -38,7 +38,9 @@ class Middle(AggregatorKind, frozen=True, kw_only=True, tag="Middle", tag_field=
         rows: Sequence[torch.Tensor],
         state: State,
         weights: Sequence[float] | None = None,
+        absent: int = 0,
     ) -> Split[Combined]:
+        assert absent <= self.bears
         sums = yield SumShards(partial=torch.stack([row.sum() for row in rows]))
         order = sums.argsort().tolist()
         return rows[order[len(rows) // 2]].clone(), state, (order[-1],)

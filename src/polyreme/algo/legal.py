@@ -82,6 +82,8 @@ def _broken(value: Any, hint: Any) -> str | None:
     if isinstance(value, msgspec.Struct):
         return None  # it may be the user's own, which no union names
     kinds = _members(hint)
+    if kinds and get_origin(hint) is tuple and isinstance(value, tuple):
+        return next(filter(None, (_broken(each, get_args(hint)[0]) for each in value)), None)
     if kinds and value is not None:  # a spec's table is read where specs are, not here
         return ", ".join(f"{kind.__name__}(...)" for kind in kinds)
     try:

@@ -6,7 +6,7 @@ import inspect
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import get_args, get_type_hints
+from typing import Any, get_args, get_origin, get_type_hints
 
 import msgspec
 
@@ -35,7 +35,7 @@ class Member:
 
 def members() -> tuple[Member, ...]:
     """All of them, part by part; the parts of a part follow it ("topology.graph")."""
-    return tuple(_below(DataParallel, ""))
+    return tuple(dict.fromkeys(_below(DataParallel, "")))
 
 
 def schedules() -> tuple[Member, ...]:
@@ -59,7 +59,7 @@ def source(thing: object) -> str:
 def _below(cls: type[msgspec.Struct], path: str) -> Iterator[Member]:
     """Members of each field of a struct; choices that stand elsewhere already are not repeated."""
     for name, hint in get_type_hints(cls).items():
-        kinds = [each for each in get_args(hint) or (hint,) if _is_member(each)]
+        kinds = [each for each in _choices(hint) if _is_member(each)]
         part = f"{path}.{name}" if path else name
         if name not in cls.__struct_fields__ or (path and _elsewhere(kinds, part)):
             continue
@@ -67,6 +67,13 @@ def _below(cls: type[msgspec.Struct], path: str) -> Iterator[Member]:
             yield Member(part=part, kind=_tag(kind), cls=kind)
         for kind in kinds:
             yield from _below(kind, part)
+
+
+def _choices(hint: Any) -> tuple[Any, ...]:
+    """What a field's type allows: of a tuple of many, what each of them may be."""
+    if get_origin(hint) is tuple:
+        return _choices(get_args(hint)[0])
+    return get_args(hint) or (hint,)
 
 
 def _elsewhere(kinds: list[type[msgspec.Struct]], part: str) -> bool:

@@ -17,6 +17,7 @@ import torch
 
 from ..algo import exchange
 from ..algo.aggregate import Mean
+from ..algo.aggregate.before.kind import BeforeKind
 from ..algo.aggregate.kind import AggregatorKind
 from ..algo.compose import DataParallel
 from ..algo.compress import Dense, PowerSGD, Sign
@@ -63,6 +64,7 @@ _TITLES = {
     "compress": "Compressors",
     "feedback": "Feedbacks",
     "aggregate": "Aggregators",
+    "aggregate.before": "Before aggregators",
 }
 
 
@@ -104,6 +106,7 @@ def _said(member: Member) -> tuple[str, str, str]:
         CompressorKind: _compressor,
         FeedbackKind: _feedback,
         AggregatorKind: _aggregator,
+        BeforeKind: _before,
     }
     of = next(says for kind, says in said.items() if isinstance(made, kind))
     needs, costs, promises = (", ".join(filter(None, each)) or "-" for each in of(made))
@@ -243,12 +246,18 @@ def _feedback(feedback: Any) -> tuple[list[str], list[str], list[str]]:
 
 
 def _aggregator(aggregate: AggregatorKind) -> tuple[list[str], list[str], list[str]]:
-    state = aggregate.init(torch.zeros(64))
     promises = [
         "the plain mean: packets may be summed on the way" if aggregate.is_mean else "",
         "entry by entry: servers may share it" if aggregate.by_entry else "",
+        "bears f hostile rows" if aggregate.robust else "",
+        "rows may count unlike" if aggregate.takes_weights else "",
     ]
-    return [], [_vectors(_entries(state) / 64)], promises
+    kept = _vectors(_entries(aggregate.init(torch.zeros(64))) / 64)
+    return [getattr(aggregate, "least_rule", "")], [kept], promises
+
+
+def _before(before: BeforeKind) -> tuple[list[str], list[str], list[str]]:
+    return [], [], ["a row of each row" if before.rows(N) == N else f"{before.rows(N)} rows of {N}"]
 
 
 def _wants(algorithm: DataParallel) -> list[str]:
@@ -334,8 +343,8 @@ def _exchanges(algorithm: DataParallel, params: torch.Tensor) -> str:
                     answer = effect.partial
                 case _:
                     answer = None
-    often = f"{given / (4 * params.numel()) / state['step']:.3g}"
-    return f"{often} exchange{'' if often == '1' else 's'} a step"
+    often = given / (4 * params.numel()) / state["step"]
+    return f"{often:.3g} exchange{'' if f'{often:.3g}' == '1' else 's'} a step"
 
 
 def _given(compress: CompressorKind, x: torch.Tensor) -> int:
@@ -388,5 +397,4 @@ def _vectors(n: float) -> str:
 
 
 if __name__ == "__main__":
-    page = Path(sys.argv[1])
-    page.write_text(renewed(page.read_text()))
+    Path(sys.argv[1]).write_text(renewed(Path(sys.argv[1]).read_text()))

@@ -180,14 +180,14 @@ class Player:
         return whole[: own.numel()].to(own.device)
 
     def _all(self, own: torch.Tensor, what: str) -> torch.Tensor:
-        """The tensors of all workers, one after another; on the host."""
+        """The tensors of all workers, one after another, where this worker's is."""
         if self.world.group is None:
             return own
-        own = own.to(self.world.device)
+        home, own = own.device, own.to(self.world.device)
         rows = own.new_empty(self.me.n * own.numel())
         with self.world.record.inside(f"all_gather {what}", own, self.me.n), self._blocked():
             all_gather(rows, own, group=self.world.group)
-            return rows.cpu()
+            return rows.to(home)
 
     def _send(self, effect: Send) -> None:
         data = to_bytes(effect.message)
@@ -208,17 +208,19 @@ class Player:
         size = torch.tensor([_size(effect.kinds)])
         if _varies(effect.kinds):
             size = self._take(size, effect.source)
-        data = self._take(torch.empty(int(size), dtype=torch.uint8), effect.source)
+        data = torch.empty(int(size), dtype=torch.uint8, device=self.state["params"].device)
+        data = self._take(data, effect.source)
         return Received(source=effect.source, message=from_bytes(data, effect.kinds))
 
     def _take(self, into: torch.Tensor, source: int) -> torch.Tensor:
+        home = into.device
         if into.numel():
             into = into.to(self.world.device)
             source = self.ranks[source] if self.ranks else source
             with self.world.record.message("recv", source, into.nbytes), self._blocked():
                 dist.recv(into, source, group=self.world.group)
-                into = into.cpu()
-        return into.cpu()
+                into = into.to(home)
+        return into
 
 
 def _varies(kinds: Kinds) -> bool:

@@ -22,12 +22,15 @@ class AggregatorKind(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
     is_mean: ClassVar[bool] = False
     """Whether it is the plain mean, which sums made on the way give too."""
-    by_entry: ClassVar[bool] = False
-    """Whether each entry depends on the same entry of the rows alone: it can be made in shares."""
     robust: ClassVar[bool] = False
     """Whether rows of any content may be among those given; then rows are given as they are."""
     takes_weights: ClassVar[bool] = False
-    """Whether rows may count by weights."""
+    """Whether rows may count unlike."""
+
+    @property
+    def by_entry(self) -> bool:
+        """Whether each entry depends on the same entry of the rows alone: shares can make it."""
+        return False
 
     @property
     def bears(self) -> int:
@@ -35,7 +38,7 @@ class AggregatorKind(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         return 0
 
     def refused(self, n: int) -> list[Violation]:
-        """What forbids this aggregator for so many workers."""
+        """What forbids this aggregator for so many rows."""
         return []
 
     def init(self, like: torch.Tensor) -> State:
@@ -48,6 +51,7 @@ class AggregatorKind(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         A worker that has nothing to give (no labels, not sampled) is no row. Suspects are numbers
         of rows, ascending: those that were set aside, or stand farthest from what came out. One
         that `takes_weights` also has an argument `weights`, one number a row, None if all count
-        alike. Where a replica is split, rows are its parts' shares of them.
+        alike; a robust one `absent`, how many rows are missing that might have been. Where a
+        replica is split, rows are its parts' shares of them.
         """
         raise undefined(self, "combine")

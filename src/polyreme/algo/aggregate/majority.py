@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 from .kind import AggregatorKind, State
 
@@ -24,7 +24,10 @@ class MajorityVote(AggregatorKind, frozen=True, kw_only=True, tag="MajorityVote"
     Fault Tolerant".
     """
 
-    by_entry: ClassVar[bool] = True
+    @property
+    def by_entry(self) -> bool:
+        """It does."""
+        return True
 
     def combine(
         self, rows: Sequence[torch.Tensor], state: State

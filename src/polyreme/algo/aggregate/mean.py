@@ -15,7 +15,11 @@ class Mean(AggregatorKind, frozen=True, kw_only=True, tag="Mean", tag_field="kin
     """The mean of all workers, summed in their order. Source: no paper; the plain mean."""
 
     is_mean: ClassVar[bool] = True
-    by_entry: ClassVar[bool] = True
+
+    @property
+    def by_entry(self) -> bool:
+        """It does."""
+        return True
 
     def combine(
         self, rows: Sequence[torch.Tensor], state: State

@@ -1,0 +1,44 @@
+"""Rows chosen by Krum one after another, and the middle of each of their entries."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, ClassVar
+
+import numpy as np
+
+from .geometry import Array, Points
+from .krum import scores
+from .ordered import nearest_mean
+from .robust import RobustKind
+
+if TYPE_CHECKING:
+    import torch
+
+
+class Bulyan(RobustKind, frozen=True, kw_only=True, tag="Bulyan", tag_field="kind"):
+    """Krum takes n - 2 f rows one after another; of each entry n - 4 f near the median are meant.
+
+    Source: El Mhamdi et al. 2018, "The Hidden Vulnerability of Distributed Learning in
+    Byzantium", section 4.
+    Differs: where so few rows are left that Krum looks at no neighbour, it looks at one.
+    """
+
+    least_rule: ClassVar[str] = "n >= 4 f + 3"
+
+    def least(self, f: int) -> int:
+        """The paper's n >= 4 f + 3."""
+        return 4 * f + 3
+
+    def mixing(self, points: Points, f: int, weights: Array | None) -> Array:
+        """A row for each row chosen, in the order of rows."""
+        squared, left = points.squared, list(range(points.n))
+        while len(left) > 2 * f:
+            inner = squared[np.ix_(left, left)]
+            looked_at = min(f, max(0, len(left) - 3))  # so that one neighbour is left
+            left.pop(int(np.argmin(scores(inner, looked_at, "n-f-2"))))
+        chosen = [i for i in range(points.n) if i not in left]
+        return np.eye(points.n, points.n + 2)[chosen]
+
+    def entries(self, block: torch.Tensor, f: int, weights: torch.Tensor | None) -> torch.Tensor:
+        """Means of the values near the median."""
+        return nearest_mean(block, len(block) - 2 * f)

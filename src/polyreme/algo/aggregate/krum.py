@@ -1,0 +1,46 @@
+"""One row, that which its neighbours are nearest to."""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal
+
+import numpy as np
+
+from .geometry import Array, Points, mean_of, nearest
+from .robust import RobustKind
+
+Neighbours = Literal["n-f-2", "n-f-1"]
+
+
+def scores(squared: Array, f: int, neighbours: Neighbours) -> Array:
+    """The sum of squared distances of each row to its nearest others, so many of them."""
+    n = len(squared)
+    count = n - f - (2 if neighbours == "n-f-2" else 1)
+    others = squared + np.diag(np.full(n, np.inf))
+    found: Array = np.sort(others, axis=1)[:, : min(count, n - 1)].sum(1)
+    return found
+
+
+class Krum(RobustKind, frozen=True, kw_only=True, tag="Krum", tag_field="kind"):
+    """The row whose n - f - 2 nearest others are nearest, by the sum of squared distances.
+
+    Source: Blanchard et al. 2017, "Machine Learning with Adversaries: Byzantine Tolerant Gradient
+    Descent", section 3.
+
+    Attributes:
+        neighbours: How many others count: the paper's n - f - 2, or one more, as peers have it,
+            which goes with any f < n / 2.
+    """
+
+    neighbours: Neighbours = "n-f-2"
+
+    least_rule: ClassVar[str] = 'n >= 2 f + 3 (with neighbours "n-f-1" 2 f + 1)'
+
+    def least(self, f: int) -> int:
+        """The paper's 2 f + 2 < n; its peers' f < n / 2."""
+        return 2 * f + (3 if self.neighbours == "n-f-2" else 1)
+
+    def mixing(self, points: Points, f: int, weights: Array | None) -> Array:
+        """1 for the row chosen."""
+        chosen = nearest(scores(points.squared, f, self.neighbours), 1)
+        return mean_of(chosen, points.n)

@@ -1,0 +1,54 @@
+"""The mean of the rows nearest to one that is trusted."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import msgspec
+
+from ...errors import RunError, Violation
+from .geometry import Array, Points, mean_of, nearest
+from .robust import RobustKind
+
+
+class MoNNA(RobustKind, frozen=True, kw_only=True, tag="MoNNA", tag_field="kind"):
+    """The mean of the n - f rows nearest to a trusted one, with itself.
+
+    Source: Farhadkhani et al. 2023, "Robust Collaborative Learning with Linear Gradient Overhead",
+    algorithm 1.
+    Differs: in the paper each worker trusts its own row. Here one aggregate is made for all, and
+    all trust the same: a worker that is known to be honest, such as the user's own machine.
+
+    Attributes:
+        trusted: Which row.
+    """
+
+    trusted: Annotated[int, msgspec.Meta(ge=0)] = 0
+
+    def check(self) -> list[Violation]:
+        """The trusted row stays one."""
+        path = "data_parallel.aggregate.before"
+        if all(each.rows(1 << 20) == 1 << 20 for each in self.before):
+            return []
+        rule, legal = "leaves no trusted row to MoNNA", "what makes a row of each row"
+        return [Violation(path=path, value="Bucketing", rule=rule, legal=legal)]
+
+    def refused(self, n: int) -> list[Violation]:
+        """So many hostile rows are too many, or there is no such row."""
+        found = super().refused(n)
+        if self.trusted >= n:
+            path, rule = "data_parallel.aggregate.trusted", f"is none of {n} rows"
+            legal = f"0 to {n - 1}"
+            found.append(Violation(path=path, value=self.trusted, rule=rule, legal=legal))
+        return found
+
+    def mixing(self, points: Points, f: int, weights: Array | None) -> Array:
+        """The same for each neighbour.
+
+        Raises:
+            RunError: The trusted row is missing or not finite.
+        """
+        if self.trusted not in points.places:
+            raise RunError(f"row {self.trusted}, which MoNNA trusts, is not finite")
+        trusted = points.places.index(self.trusted)
+        return mean_of(nearest(points.squared[trusted], points.n - f), points.n)

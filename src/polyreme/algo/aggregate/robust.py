@@ -1,0 +1,283 @@
+"""What every robust aggregator has: rows of any content may be among those that it is given."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+
+import msgspec
+import numpy as np
+
+from ...errors import ConfigError, RunError, Violation, undefined
+from ..effects import Split, SumShards
+from ..legal import tag
+from .before import Before
+from .blocks import Rows, working
+from .geometry import Array, Points, measured
+from .kind import AggregatorKind, State
+from .ordered import finite_rows, squared_from
+
+if TYPE_CHECKING:
+    import torch
+
+
+@dataclass(frozen=True, kw_only=True)
+class Made:
+    """How the aggregate of some rows is made, block by block.
+
+    `kept` are the rows that it is made of, `f` how many of them may be hostile, `weights` how much
+    each counts (None: alike), `mixing` (m, n + 1) the sums of them and of the centre that the
+    entries are made of (None: the rows themselves), `squared` the rows' squared distances from the
+    aggregate, where they are known before it is made.
+    """
+
+    kept: list[int]
+    f: int
+    weights: Array | None = None
+    mixing: Array | None = None
+    squared: Array | None = None
+
+
+class RobustKind(AggregatorKind, frozen=True, kw_only=True):
+    """An aggregator whose result stays with the honest rows whatever the others hold.
+
+    Rows that are not finite are set aside first and count as hostile. What is left is mixed by
+    what comes `before`, in its order. Ties go to the row of the lowest index.
+
+    Attributes:
+        byzantine: Rows that may be hostile or broken (f).
+        before: What is done to the rows first.
+    """
+
+    byzantine: Annotated[int, msgspec.Meta(ge=0)] = 1
+    before: tuple[Before, ...] = ()
+
+    robust: ClassVar[bool] = True
+    geometric: ClassVar[bool] = True
+    """Whether distances between rows decide."""
+    centred: ClassVar[bool] = False
+    """Whether the last aggregate is one more row."""
+
+    @property
+    def by_entry(self) -> bool:
+        """Whether each entry depends on the same entry of the rows alone; of finite rows."""
+        return not (self.geometric or self.before)
+
+    @property
+    def bears(self) -> int:
+        """As many as may be hostile."""
+        return self.byzantine
+
+    least_rule: ClassVar[str] = "n >= 2 f + 1"
+    """How many rows it takes, as a formula."""
+
+    def least(self, f: int) -> int:
+        """That, as a number."""
+        return 2 * f + 1
+
+    def too_many(self, n: int, f: int) -> str | None:
+        """The rule that n rows of which f are hostile break, before anything is mixed."""
+        for each in self.before:
+            if f >= n:
+                return f"data_parallel.aggregate.before {tag(each)} takes n >= f + 1 rows"
+            n = each.rows(n)
+        if n < self.least(f):
+            made = " rows after those before it" if self.before else " rows"
+            return (
+                f"{tag(self)} takes {self.least_rule}{made}: {self.least(f)} for f = {f}, not {n}"
+            )
+        return None
+
+    def refused(self, n: int) -> list[Violation]:
+        """So many hostile rows are too many of n."""
+        broken = self.too_many(n, self.byzantine)
+        if broken is None:
+            return []
+        legal = [f for f in range(self.byzantine) if self.too_many(n, f) is None]
+        most = f"at most {legal[-1]} with {n} workers" if legal else f"more workers than {n}"
+        return [
+            Violation(
+                path="data_parallel.aggregate.byzantine",
+                value=self.byzantine,
+                rule=f"is too large: {broken}",
+                legal=most,
+            )
+        ]
+
+    def init(self, like: torch.Tensor) -> State:
+        """Where what comes before stands, and the first centre, which is 0."""
+        state: State = {}
+        if self.before:
+            state["before"] = [each.init() for each in self.before]
+        if self.centred:
+            state["centre"] = like.new_zeros(like.shape)
+        return state
+
+    def mixing(self, points: Points, f: int, weights: Array | None) -> Array:
+        """Weights (m, n + 2) of rows, centre and origin: the sums that the entries are made of."""
+        raise undefined(self, "mixing")
+
+    def entries(self, block: torch.Tensor, f: int, weights: torch.Tensor | None) -> torch.Tensor:
+        """The aggregate's entries (k,) from those of the rows, or of their sums, (m, k)."""
+        return block[0]
+
+    def combine(
+        self,
+        rows: torch.Tensor | Sequence[torch.Tensor],
+        state: State,
+        weights: Sequence[float] | None = None,
+        absent: int = 0,
+    ) -> Any:
+        """The aggregate of rows, the next state, and the suspects among the rows.
+
+        Suspects are the rows set aside, and of the others those farthest from the aggregate, to f
+        in all. `weights` say how much each row counts, `absent` how many rows are missing, which
+        count as hostile.
+
+        Raises:
+            ConfigError: Rows are to count unlike, and here they cannot.
+            RunError: Too few finite rows are left.
+        """
+        import torch
+
+        given = Rows.of(rows)
+        after, all_finite = state, False
+        if self.by_entry:
+            # Rows are mostly finite: whether they are is found out on the way.
+            made, all_finite = self._of_entries(range(given.n), given.n, weights, absent), True
+        else:
+            made, after = yield from self.prepared(given, state, weights, absent)
+        while True:
+            out = torch.empty_like(given.like)
+            told = torch.zeros(2, len(made.kept), dtype=torch.float64, device=out.device)
+            for start, block, piece in self.pieces(given, made, state.get("centre")):
+                out[start : start + len(piece)] = piece
+                if all_finite:
+                    told[0] += ~finite_rows(block)
+                if made.squared is None:
+                    told[1] += squared_from(block, piece)
+            squared = made.squared
+            if squared is None:
+                told = yield SumShards(partial=told)
+                squared = told[1].cpu().numpy()
+            if not all_finite or not told[0].any():
+                break
+            kept = [i for i in made.kept if not told[0, i]]
+            made, all_finite = self._of_entries(kept, given.n, weights, absent), False
+        if self.centred:
+            after = {**after, "centre": out}
+        return out, after, self._suspects(given.n, made, squared)
+
+    def prepared(
+        self,
+        given: Rows,
+        state: State,
+        weights: Sequence[float] | None = None,
+        absent: int = 0,
+    ) -> Split[tuple[Made, State]]:
+        """How the aggregate is made of the rows, and the next state but for the centre."""
+        import torch
+
+        if self.by_entry:
+            bad = torch.zeros(given.n, device=given.like.device)
+            for _, block in given.blocks():
+                bad += ~finite_rows(block)
+            bad = yield SumShards(partial=bad)
+            kept = [i for i in range(given.n) if not bad[i]]
+            return self._of_entries(kept, given.n, weights, absent), state
+        points, kept = yield from measured(given, state.get("centre"))
+        f = self._left(given.n, len(kept), absent)
+        counted = self._weighed(weights, kept)
+        mixed, whole, before = points, np.eye(points.n, points.n + 2), []
+        for each, own in zip(self.before, state["before"] if self.before else [], strict=True):
+            step, after = each.mixing(mixed, f, own)
+            mixed, whole = mixed.mixed(step), _then(whole, step)
+            before.append(after)
+        squared = None
+        if self.geometric:
+            step = self.mixing(mixed, f, counted)
+            whole = _then(whole, step)
+        if len(whole) == 1:
+            squared = points.squared_from(whole[0])
+        made = Made(kept=kept, f=f, weights=counted, mixing=whole[:, :-1], squared=squared)
+        return made, {**state, "before": before} if before else state
+
+    def pieces(
+        self, given: Rows, made: Made, centre: torch.Tensor | None
+    ) -> Iterator[tuple[int, torch.Tensor, torch.Tensor]]:
+        """Of each block where it starts, the rows that it is made of, and the aggregate's."""
+        import torch
+
+        dtype, device = working(given.like.dtype), given.like.device
+        rows, mixing = given.taken(made.kept), made.mixing
+        if mixing is not None and made.squared is not None:
+            used = np.flatnonzero(mixing[:, :-1].any(0))
+            if len(used) <= rows.n // 2:  # else to leave some out costs more than it saves
+                rows, mixing = rows.taken(used.tolist()), mixing[:, [*used, -1]]
+        weights = None
+        if made.weights is not None:
+            weights = torch.as_tensor(made.weights, device=device)
+        as_they_are = mixing is None or np.array_equal(mixing, np.eye(*mixing.shape))
+        by = None if mixing is None else torch.as_tensor(mixing, dtype=dtype, device=device)
+        for start, block in rows.blocks():
+            mixed = block.to(dtype)
+            if by is not None and not as_they_are:
+                mixed = by[:, :-1] @ mixed
+                if centre is not None:
+                    mixed += by[:, -1:] * centre[start : start + block.shape[1]].to(dtype)
+            yield start, block, self.entries(mixed, made.f, weights).to(block.dtype)
+
+    def _of_entries(
+        self, kept: Sequence[int], n: int, weights: Sequence[float] | None, absent: int
+    ) -> Made:
+        """Where entries are made of the rows themselves."""
+        f = self._left(n, len(kept), absent)
+        return Made(kept=list(kept), f=f, weights=self._weighed(weights, kept))
+
+    def _weighed(self, weights: Sequence[float] | None, kept: Sequence[int]) -> Array | None:
+        """Weights of the rows kept, in the mean 1."""
+        if weights is None:
+            return None
+        name = tag(self)
+        found = np.asarray(weights, dtype=np.float64)
+        if not self.takes_weights:
+            rule, legal = f"are not defined for {name}", "None"
+        elif self.before:
+            rule, legal = f"are not defined for {name} with anything before it", "None"
+        elif not (found.min() >= 0 and 0 < found[list(kept)].sum() < np.inf):
+            rule, legal = "are not how much rows count", "numbers >= 0, not all of them 0"
+        else:
+            of_kept: Array = found[list(kept)]
+            return of_kept
+        raise ConfigError([Violation(path="weights", value=list(weights), rule=rule, legal=legal)])
+
+    def _left(self, n: int, kept: int, absent: int) -> int:
+        """How many of the rows left may be hostile: as many as is legal.
+
+        Raises:
+            RunError: More are gone than may be hostile, or too few are left.
+        """
+        f, gone = self.byzantine, absent + n - kept
+        said = f"{gone} of {n + absent} rows are missing or not finite"
+        if gone > f:
+            raise RunError(f"{said}, and {tag(self)} was told of at most {f} that may be hostile")
+        for left in range(f, f - gone - 1, -1):
+            if self.too_many(kept, left) is None:
+                return left
+        raise RunError(f"{said}: {self.too_many(kept, f - gone)}")
+
+    def _suspects(self, n: int, made: Made, squared: Array) -> tuple[int, ...]:
+        """Rows set aside, and those farthest from the aggregate, to f in all."""
+        aside = set(range(n)) - set(made.kept)
+        by_distance = sorted(range(len(made.kept)), key=lambda place: (-squared[place], place))
+        far = [made.kept[place] for place in by_distance if squared[place] > 0]
+        return tuple(sorted(aside | set(far[: max(0, self.byzantine - len(aside))])))
+
+
+def _then(whole: Array, step: Array) -> Array:
+    """Weights (k, n + 2) of rows, centre and origin, from those of what these were mixed to."""
+    n = whole.shape[1] - 2
+    mixed = np.vstack([whole, np.eye(n + 2)[-2:]])
+    found: Array = step @ mixed
+    return found
