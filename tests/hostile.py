@@ -31,7 +31,10 @@ class Middle(AggregatorKind, frozen=True, kw_only=True, tag="Middle", tag_field=
     def bears(self) -> int:
         return 3
 
-    def combine(self, rows: Sequence[torch.Tensor], state: State) -> Split[Combined]:
+    def combine(
+        self, rows: Sequence[torch.Tensor], state: State, absent: int = 0
+    ) -> Split[Combined]:
+        del absent
         SEEN.append(torch.stack(list(rows)).numpy())
         sums = yield SumShards(partial=torch.stack([row.sum() for row in rows]))
         finite = [row for row in sums.argsort().tolist() if torch.isfinite(sums[row])]
