@@ -143,42 +143,33 @@ attack = { kind = "ATTACK", workers = [1] }
 """
 
 
-@pytest.mark.parametrize(
-    ("sync", "attack"),
-    [
-        ('BackupWorkers", backups = 0, servers = 1, ahead = 0 #', "SignFlip"),
-        ("ASGD", "Silence"),
-        ('BackupWorkers", backups = 0 #', "LabelFlip"),
-    ],
-    ids=["SignFlip", "Silence", "LabelFlip"],
-)
-def test_hostile_workers_of_a_server_push_the_same_on_both_clocks(
-    sync: str, attack: str, tmp_path: Path
+def test_hostile_workers_of_a_server_spoil_the_model_on_both_clocks(
+    tmp_path: Path, warm: None
 ) -> None:
-    """Two pushes make a step in any order, and of a silent worker none does."""
-    kind = sync.split('"')[0]
-    more = ", backups = 0" if kind == "BackupWorkers" else ""
-    text = SERVED.replace('"SYNC"', f'"{kind}"{more}').replace("ATTACK", attack)
+    """Steps thirty times as long in the wrong direction are seen whatever comes first."""
     spec = tmp_path / "spec.toml"
-    spec.write_text(text)
-    api.train(spec, out=tmp_path / "real", attack=True)
-    api.simulate(spec, out=tmp_path / "virtual")
-    honest = ["simulate.attack=[]"]
-    api.simulate(spec, out=tmp_path / "honest", overrides=honest)
-    real, virtual, clean = (
-        load_file(tmp_path / each / "final.safetensors") for each in ("real", "virtual", "honest")
-    )
-    if attack != "Silence":  # the steps of one worker end at no step of two
-        assert all(torch.equal(real[name], virtual[name]) for name in real)
-    assert any(not torch.equal(clean[name], virtual[name]) for name in clean)
-    pushed = {
-        int(worker)
-        for folder in ("real", "virtual")
-        for event in _events(tmp_path / folder)
-        if event["kind"] == "delays"
-        for worker in event["by_worker"]
-    }
-    assert pushed == ({0} if attack == "Silence" else {0, 1})
+    attack = 'SignFlip", scale = 30.0'
+    spec.write_text(SERVED.replace("SYNC", "ASGD").replace('ATTACK"', attack))
+    real = api.train(spec, out=tmp_path / "real", attack=True)
+    virtual = api.simulate(spec, out=tmp_path / "virtual")
+    honest = api.simulate(spec, out=tmp_path / "honest", overrides=["simulate.attack=[]"])
+    assert real is not None
+    lost = [each.metrics["heldout_loss"] for each in (real, virtual, honest)]
+    assert None not in lost
+    assert min(lost[:2]) > 2 * lost[2]  # type: ignore[type-var, operator]
+
+
+def test_servers_never_hear_of_a_silent_worker(tmp_path: Path, warm: None) -> None:
+    """On both clocks all pushes are of the other, and the run ends."""
+    spec = tmp_path / "spec.toml"
+    spec.write_text(SERVED.replace("SYNC", "ASGD").replace("ATTACK", "Silence"))
+    for folder, run in (("real", api.train), ("virtual", api.simulate)):
+        more: dict[str, Any] = {"attack": True} if folder == "real" else {}
+        summary = run(spec, out=tmp_path / folder, **more)
+        assert summary is not None
+        assert (summary.status, summary.steps) == ("done", 8)
+        (told,) = (each for each in _events(tmp_path / folder) if each["kind"] == "delays")
+        assert set(told["by_worker"]) == {"0"}
 
 
 def _events(run: Path) -> list[dict[str, Any]]:
@@ -199,42 +190,42 @@ global_batch = 32
 log_every = 4
 
 [cluster]
-cpu_processes = 4
+cpu_processes = 2
 
 [data_parallel]
 rule = { kind = "SGD", lr = 0.02 }
 
 [simulate]
-workers = 4
-attack = [{ kind = "SignFlip", workers = [3] }, { kind = "LabelFlip", workers = [1] }]
+workers = 2
+attack = [{ kind = "LabelFlip", workers = [1] }]
 """
 
 
 def test_a_real_run_plays_attacks_only_when_told_to(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], warm: None
 ) -> None:
     """Without the flag it says so and is the run without them; with it, that of the simulator."""
     spec = tmp_path / "spec.toml"
     spec.write_text(MET)
-    api.train(spec, out=tmp_path / "ignored")
-    said = capsys.readouterr().err
-    assert said.count("simulate.attack is not played") == 1
-    api.train(spec, out=tmp_path / "honest", overrides=["simulate.attack=[]"])
-    assert "attack" not in capsys.readouterr().err
+    honest_only = ["simulate.attack=[]"]
+    ignored = api.train(spec, out=tmp_path / "ignored")
+    assert capsys.readouterr().err.count("simulate.attack is not played") == 1
     api.train(spec, out=tmp_path / "hostile", attack=True)
+    assert "is not played" not in capsys.readouterr().err
     api.simulate(spec, out=tmp_path / "virtual")
-    ignored, honest, hostile_, virtual = (
+    honest = api.simulate(spec, out=tmp_path / "honest", overrides=honest_only)
+    hostile_, virtual, clean = (
         load_file(tmp_path / each / "final.safetensors")
-        for each in ("ignored", "honest", "hostile", "virtual")
+        for each in ("hostile", "virtual", "honest")
     )
-    assert all(torch.equal(ignored[name], honest[name]) for name in honest)
-    assert all(torch.equal(hostile_[name], virtual[name]) for name in honest)
-    assert any(not torch.equal(hostile_[name], honest[name]) for name in honest)
+    assert all(torch.equal(hostile_[name], virtual[name]) for name in clean)
+    assert any(not torch.equal(hostile_[name], clean[name]) for name in clean)
+    assert ignored is not None
+    assert ignored.final_loss == pytest.approx(honest.final_loss, rel=1e-4)
     with pytest.raises(ConfigError, match="--attack"):
-        api.train(spec, out=tmp_path / "none", overrides=["simulate.attack=[]"], attack=True)
-    few = ["cluster.cpu_processes=2"]
-    with pytest.raises(ConfigError, match="not among the 2 workers"):
-        api.train(spec, out=tmp_path / "few", overrides=few, attack=True)
+        api.train(spec, out=tmp_path / "none", overrides=honest_only, attack=True)
+    with pytest.raises(ConfigError, match="not among the 1 workers"):
+        api.train(spec, out=tmp_path / "few", devices=1, attack=True)
 
 
 def test_flipped_labels_are_those_of_hostile_workers_in_training_alone() -> None:
