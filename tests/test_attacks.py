@@ -11,8 +11,7 @@ import torch
 from scipy.stats import norm
 
 import hostile
-from hostile import SEEN, D, Middle, N, played, vectors
-from polyreme import spec as specs
+from hostile import SEEN, D, N, played, vectors
 from polyreme.algo.aggregate import MajorityVote, Mean
 from polyreme.algo.attack import (
     ALIE,
@@ -27,13 +26,15 @@ from polyreme.algo.attack import (
     SignFlip,
     Silence,
 )
+from polyreme.algo.attack.kind import Aim
+from polyreme.algo.compose import DataParallel
 from polyreme.algo.compress import Sign, TopK
 from polyreme.algo.draw import Draw
+from polyreme.algo.effects import SumShards, alone, settled, together
 from polyreme.algo.feedback import EF21, ErrorFeedback, WorkerMomentum
 from polyreme.algo.rule import SGD, SNGD
 from polyreme.algo.sync import CSER, LAG, EveryStep, FedAvg, LocalSteps
 from polyreme.algo.topology import AllReduce, ParameterServer, Ring
-from polyreme.errors import ConfigError
 from workers import play
 
 HONEST = slice(0, 4)
@@ -57,8 +58,6 @@ def test_noise_is_normal_and_each_worker_s_own(relative: bool) -> None:
     vector = torch.from_numpy(wide[0])
     attack = Noise(workers=TWO, sigma=0.5, relative=relative)
     draws = [Draw(seed=0, worker=rank, step=1) for rank in TWO]
-    from polyreme.algo.effects import alone
-
     noises = [alone(attack.sent(vector, {}, draw))[0].numpy() - 1 for draw in draws]
     scale = 0.5 * (math.sqrt(4000) if relative else 1)
     for noise in noises:
@@ -253,6 +252,45 @@ def test_what_sees_the_others_is_sent_in_the_form_that_packets_have() -> None:
     np.testing.assert_array_equal(found[4], -np.sign(np.sign(vectors(0))[HONEST].mean(0) + 1e-9))
 
 
+@pytest.mark.parametrize(
+    "attack",
+    [
+        ALIE(workers=TWO, z=1.0),
+        InnerProduct(workers=TWO),
+        Mimic(workers=TWO, warm_up=2),
+        Optimised(workers=TWO, tries=6),
+        Noise(workers=TWO, relative=True),
+    ],
+    ids=str,
+)
+def test_parts_of_a_replica_send_parts_of_what_the_whole_sends(attack: Any) -> None:
+    """Norms, inner products and harm are of all parts together."""
+    wide, cut = np.random.default_rng(5).normal(size=(N, 60)), 25
+    draw = Draw(seed=1, worker=4, step=0)
+
+    def shown(part: slice) -> Any:
+        rows = torch.from_numpy(wide[:, part].copy())
+        if not attack.sees:
+            # Its numbers are drawn part by part: what is compared is how far they reach.
+            sent, _ = yield from attack.sent(rows[4], {}, draw)
+            numbers = torch.randn(rows[4].shape, generator=draw.own(), dtype=torch.float64)
+            return (sent - rows[4]) / numbers
+
+        def aggregate(row: torch.Tensor) -> Any:
+            total = yield SumShards(partial=row.sum())
+            return rows[:4].mean(0) + row * (total.abs() < 30)
+
+        state, aim = attack.init(rows[0], N), Aim(n=N, draw=draw, aggregate=aggregate)
+        if "direction" in state:  # the drawn start is of each part
+            state |= {"direction": torch.from_numpy(np.linspace(-1, 1, 60)[part].copy()), "seen": 1}
+        sent, _ = yield from settled(attack.made(dict(enumerate(rows[:4])), state, aim))
+        return sent
+
+    whole = alone(shown(slice(None)))
+    parts = together([shown(slice(cut)), shown(slice(cut, None))])
+    torch.testing.assert_close(torch.cat(parts), whole, rtol=1e-12, atol=1e-12)
+
+
 def _gradient(rank: int, batch: int, params: torch.Tensor) -> torch.Tensor:
     drawn = np.random.default_rng((rank, batch)).normal(size=params.numel())
     return torch.from_numpy(drawn).float() + params
@@ -261,120 +299,12 @@ def _gradient(rank: int, batch: int, params: torch.Tensor) -> torch.Tensor:
 @pytest.mark.parametrize("rule", [SNGD(lr=0.1), SGD(lr=0.1)], ids=str)
 def test_momentum_of_nothing_the_mean_and_no_attack_are_plain_training(rule: Any) -> None:
     """ByzSGDnm without any of these is SNGD, ByzSGDm is SGD, to the bit."""
-    from polyreme.algo.compose import DataParallel
-
     plain = DataParallel(rule=rule)
     byzantine = DataParallel(rule=rule, feedback=WorkerMomentum(momentum=0.0), aggregate=Mean())
     start = torch.arange(5.0)
     one, other = (play(each, _gradient, start, 4, 6).params for each in (plain, byzantine))
     assert torch.equal(one, other)
     assert not torch.equal(one[-1], one[0])
-
-
-BASE = """
-[model]
-kind = "mlp"
-hidden = [4]
-[data]
-kind = "digits"
-[train]
-steps = 2
-[simulate]
-workers = 6
-"""
-
-
-@pytest.mark.parametrize(
-    ("changed", "path", "words"),
-    [
-        ("simulate.attack={kind='SignFlip',workers=[6]}", "workers[0]", "not among the 6"),
-        ("simulate.attack={kind='SignFlip',workers=[2,2]}", "workers[1]", "named already"),
-        ("simulate.attack={kind='SignFlip',workers=[]}", "workers", "1 or more items"),
-        ("simulate.attack={kind='ALIE',workers=[1,2,3,4]}", "z", "n >= 3, f <= n / 2"),
-        ("simulate.attack={kind='Mimic',workers=[1],worker=1}", "worker", "hostile itself"),
-        ("simulate.attack={kind='Silence',workers=[0,1,2,3,4,5]}", "", "none of the 6"),
-        (
-            "simulate.attack=[{kind='Silence',workers=[1]},{kind='Noise',workers=[3,1]}]",
-            "[1].workers[1]",
-            "hostile in simulate.attack[0]",
-        ),
-    ],
-)
-def test_workers_that_cannot_be_hostile_are_refused(changed: str, path: str, words: str) -> None:
-    found = _refused(changed)
-    joint = "" if path.startswith("[") or not path else "."
-    assert [each.path for each in found] == [f"simulate.attack{joint}{path}"]
-    assert words in str(found[0])
-
-
-ONE = "simulate.attack={{kind='{0}',workers=[1]}}"
-
-
-@pytest.mark.parametrize(
-    ("changed", "kind", "words"),
-    [
-        ("data_parallel.sync.kind=ASGD", "ALIE", "each comes alone"),
-        ("data_parallel.sync.kind=ADPSGD", "SignFlip", "models go from worker to worker"),
-        ("data_parallel.topology.kind=Gossip", "Silence", "Gossip"),
-        ("data_parallel.compress.kind=PowerSGD", "InnerProduct", "PowerSGD"),
-        ("data_parallel.topology={kind='ParameterServer',servers=2}", "Mimic", "whole"),
-    ],
-)
-def test_attacks_that_an_algorithm_leaves_no_room_for_are_refused_by_name(
-    changed: str, kind: str, words: str
-) -> None:
-    more = ["data_parallel.aggregate.kind=MajorityVote"] if kind == "Mimic" else []
-    found = _refused(changed, ONE.format(kind), *more)
-    assert [(each.path, each.value) for each in found] == [("simulate.attack.kind", kind)]
-    assert words in found[0].rule
-    assert not _refused(changed, ONE.format("LabelFlip"), *more)
-
-
-def _refused(*changed: str) -> list[Any]:
-    import tomllib
-
-    try:
-        specs.parse(tomllib.loads(BASE), changed)
-    except ConfigError as error:
-        return list(error.violations)
-    return []
-
-
-def test_clients_that_count_by_samples_need_an_aggregate_that_takes_weights() -> None:
-    """Of unequal data: weighted, or refused by name; never counted alike in silence."""
-    partition = "data.partition={kind='dirichlet',alpha=0.5}"
-    votes, fed = "data_parallel.aggregate.kind=MajorityVote", "data_parallel.sync.kind=FedAvg"
-    (found,) = _refused(partition, fed, votes)
-    assert found.path == "data_parallel.aggregate.kind"
-    assert "MajorityVote" in str(found)
-    assert "takes no weights" in found.rule
-    assert not _refused(partition, fed)
-    assert not _refused(partition, votes, "data_parallel.sync={kind='FedAvg',alike=true}")
-    assert not _refused(fed, votes)
-
-
-def test_a_robust_aggregate_without_weights_is_refused_where_samples_are_told_at_last() -> None:
-    from polyreme.algo.compose import DataParallel
-
-    algorithm = DataParallel(rule=SGD(lr=0.1), sync=FedAvg(batches=1), aggregate=Middle())
-    start, samples = torch.zeros(3), (3, 8, 1)
-    with pytest.raises(ConfigError, match="Middle"):
-        play(algorithm, _gradient, start, 3, 1, samples=samples)
-    alike = DataParallel(rule=SGD(lr=0.1), sync=FedAvg(batches=1, alike=True), aggregate=Middle())
-    found = play(alike, _gradient, start, 3, 1, samples=samples)
-    gradients = torch.stack([_gradient(rank, 0, start) for rank in range(3)])
-    middle = gradients[gradients.sum(1).argsort()[1]]
-    torch.testing.assert_close(found.params[-1][0], -0.1 * middle)
-
-
-def test_clients_that_count_alike_go_the_plain_mean_of_their_ways() -> None:
-    from polyreme.algo.compose import DataParallel
-
-    algorithm = DataParallel(rule=SGD(lr=0.1), sync=FedAvg(batches=1, alike=True))
-    start = torch.zeros(3)
-    found = play(algorithm, _gradient, start, 3, 1, samples=(3, 0, 9))
-    wanted = -0.1 * (_gradient(0, 0, start) + _gradient(2, 0, start)) / 2
-    torch.testing.assert_close(found.params[-1][0], wanted)
 
 
 def test_a_step_of_every_worker_is_told_as_it_is() -> None:

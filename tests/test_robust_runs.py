@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from polyreme import api, runlog
+from polyreme.errors import RunError
 from polyreme.report import suspects
 from polyreme.report.runs import read_run
 
@@ -90,8 +91,6 @@ def test_ten_processes_of_which_three_are_hostile_end_within_a_point_of_the_clea
 def test_the_mean_does_not_bear_what_robust_aggregates_do(tmp_path: Path) -> None:
     """The same attack, for comparison: the model is lost, and the run says who is not finite."""
     overrides = ["data_parallel.aggregate={kind='Mean'}", "train.max_skipped=3", HOSTILE]
-    from polyreme.errors import RunError
-
     with pytest.raises(RunError, match="not finite"):
         api.simulate(EXAMPLE, out=tmp_path / "run", overrides=overrides)
 
