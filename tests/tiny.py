@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from polyreme.algo.attack import Attack
 from polyreme.algo.compose import DataParallel
 from polyreme.algo.rule import SGD, AdamW
 from polyreme.algo.train import Train
@@ -284,6 +285,7 @@ class Case:
     settings: dict = field(default_factory=dict)
     algorithm: DataParallel | None = None
     general: bool = False
+    attack: tuple[Attack, ...] = ()
 
     def job(self) -> Job:
         graph = self.model.graph()
@@ -301,6 +303,7 @@ class Case:
             algorithm=self.algorithm or DataParallel(rule=self.rule),
             folder=None,
             general=self.general,
+            attack=self.attack,
         )
 
 

@@ -28,6 +28,7 @@ from polyreme.algo.effects import (
     Sleep,
     Sum,
     SumShards,
+    Suspect,
 )
 from polyreme.algo.packet import Message, from_bytes, to_bytes, total
 from polyreme.algo.vector import Layout
@@ -181,6 +182,8 @@ class World:
                 return _WAITS
             case SumShards():
                 return effect.partial
+            case Suspect():
+                return None
             case Now():
                 return 0.0
             case Sleep():

@@ -73,7 +73,6 @@ class Made:
             told["weights"] = [which.weights[w] for w in there]
         if aggregate.robust:
             told["absent"] = len(messages) - len(rows)
-        out, after, suspects = yield from settled(aggregate.combine(rows, self._state, **told))
         before, attack = self._state["aggregate"], self._state["attack"]
 
         def combined(rows: Sequence[torch.Tensor]) -> Split[Combined]:

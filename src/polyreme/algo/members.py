@@ -10,6 +10,7 @@ from typing import Any, get_args, get_origin, get_type_hints
 
 import msgspec
 
+from .attack import Attack
 from .compose import DataParallel
 from .schedule import Schedule
 
@@ -41,6 +42,11 @@ def members() -> tuple[Member, ...]:
 def schedules() -> tuple[Member, ...]:
     """Schedules of the learning rate, which are the training's."""
     return tuple(Member(part="schedule", kind=_tag(each), cls=each) for each in get_args(Schedule))
+
+
+def attacks() -> tuple[Member, ...]:
+    """What hostile workers may do, which is no part of an algorithm."""
+    return tuple(Member(part="attack", kind=_tag(each), cls=each) for each in get_args(Attack))
 
 
 def first_line(thing: object) -> str:

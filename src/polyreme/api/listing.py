@@ -58,9 +58,9 @@ def _data() -> Iterator[tuple[str, str, str]]:
 
 
 def _algorithms() -> Iterator[tuple[str, str, str]]:
-    from ..algo.members import members, schedules
+    from ..algo.members import attacks, members, schedules
 
-    for each in (*members(), *schedules()):
+    for each in (*members(), *schedules(), *attacks()):
         yield f"{each.part}: {each.kind}", each.line, each.source
 
 
