@@ -14,7 +14,7 @@ import torch
 from aggregators import MEMBERS
 from polyreme import api
 from polyreme.algo.aggregate import CoordinateMedian, TrimmedMean
-from polyreme.algo.attack import NotFinite, SignFlip
+from polyreme.algo.attack import NotFinite, SignFlip, Silence
 from polyreme.algo.compose import DataParallel
 from polyreme.algo.effects import Computed
 from polyreme.algo.feedback import WorkerMomentum
@@ -79,6 +79,17 @@ def test_too_few_buffers_for_the_hostile_are_refused_whatever_the_workers() -> N
     (found,) = algorithm.refused(100)
     assert found.path == "data_parallel.aggregate.byzantine"
     assert not DataParallel(sync=BASGD(buffers=5), aggregate=TrimmedMean(byzantine=2)).refused(9)
+
+
+def test_two_silent_workers_of_ten_with_a_buffer_each_are_gone_without() -> None:
+    algorithm = DataParallel(
+        rule=SGD(), sync=BASGD(buffers=N, timeout_s=8.0), aggregate=TrimmedMean(byzantine=3)
+    )
+    attack = (Silence(workers=(0, 7)), SignFlip(workers=(4,), scale=50.0))
+    clock = _clock(algorithm, attack)
+    clock.play(100)
+    assert (clock.states[N]["params"] - TARGET).norm() < 0.1 * (START - TARGET).norm()
+    assert clock.states[N]["version"] > 50
 
 
 def test_pieces_are_aggregated_by_entry_at_several_servers() -> None:
