@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from storm_runs import FOLDER, PACE, SKIP
 
 from polyreme.runtime import executor
 from polyreme.runtime.executor import Executor
 
-FOLDER, SKIP, PACE = "STORM_FAULTS", "STORM_SKIP", "STORM_PACE"
 _cross_entropy = executor.cross_entropy
 _play = Executor.__call__
 _steps = [0]

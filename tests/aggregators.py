@@ -69,7 +69,8 @@ def bulyan(x: Any, f: int) -> Any:
     left = list(range(len(x)))
     while len(left) > 2 * f:
         scores = _score(x[left], max(1, len(left) - f - 2))
-        left.pop(_lowest(scores, 1)[0])
+        others = [tuple(sorted(row)) for row in _apart(x[left])]
+        left.pop(min(range(len(left)), key=lambda i: (scores[i], others[i], i)))
     chosen = [i for i in range(len(x)) if i not in left]
     return _around(x[chosen], len(chosen) - 2 * f)
 

@@ -20,6 +20,8 @@ from polyreme.algo.effects import (
     Recv,
     Send,
     SumShards,
+    Suspect,
+    with_suspects,
 )
 from polyreme.algo.packet import from_bytes, to_bytes
 from polyreme.algo.push import LEFT
@@ -34,6 +36,7 @@ class Post:
     """Workers and servers whose messages travel as bytes; nobody waits for a clock.
 
     A worker computes when it has parameters; `arrive` delivers what it computed, or that it came.
+    It is `now_s` until someone sets it.
     """
 
     def __init__(
@@ -52,6 +55,8 @@ class Post:
         self.mail: list[deque[tuple[int, torch.Tensor]]] = [deque() for _ in self.team]
         self.records: list[Record] = []
         self.nbytes = [0] * len(self.team)
+        self.now_s = 0.0
+        self._suspects: tuple[int, ...] = ()
         self._held: dict[int, list[tuple[int, int, torch.Tensor]]] = {}
         self.gone: set[int] = set()
         for rank in range(n):
@@ -148,11 +153,14 @@ class Post:
                 case Recv():
                     answer = self._taken(rank, effect)
                 case Record():
-                    self.records.append(effect)
+                    self.records.append(with_suspects(effect, self._suspects))
+                    self._suspects = ()
+                case Suspect():
+                    self._suspects += effect.workers
                 case SumShards():
                     answer = effect.partial
                 case Now():
-                    answer = 0.0
+                    answer = self.now_s
                 case _:
                     raise AssertionError(f"{effect} is of workers that meet")
 

@@ -24,7 +24,7 @@ from polyreme.algo.sync import Hogwild
 from polyreme.algo.sync.peers import Peers
 from polyreme.algo.vector import Layout
 from polyreme.runtime.served.among import counts
-from polyreme.runtime.served.home import Home, loaded
+from polyreme.runtime.served.home import Home, Told, loaded
 from polyreme.runtime.served.memory import Memory, shared
 from polyreme.runtime.served.nursery import Nursery
 from polyreme.runtime.served.peer import Peer
@@ -121,9 +121,9 @@ class Members:
     left: dict[str, Any] = field(default_factory=dict)
     """What the memory held once all had ended, where they shared one."""
 
-    def pushed(self, count: int, limit_s: float = 60.0) -> list[tuple[float, ...]]:
+    def pushed(self, count: int, limit_s: float = 60.0) -> list[Told]:
         """What was told, once there are so many pushes."""
-        rows: list[tuple[float, ...]] = []
+        rows: list[Told] = []
         end_s = time.monotonic() + limit_s
         while len(rows) < count:
             self.home.check()

@@ -167,12 +167,17 @@ CASES = {
         ),
         IMAGE,
     ),
+    "mixtral": (
+        Transformers(model_type="mixtral", config={**GROUPED, "num_local_experts": 4}),
+        TEXT,
+    ),
 }
 CLASSES = {
     "llama": "llama.LlamaForCausalLM",
     "qwen2": "qwen2.Qwen2ForCausalLM",
     "qwen3": "qwen3.Qwen3ForCausalLM",
     "mistral": "mistral.MistralForCausalLM",
+    "mixtral": "mixtral.MixtralForCausalLM",
     "gpt2": "gpt2.GPT2LMHeadModel",
     "gemma": "gemma.GemmaForCausalLM",
     "gemma2": "gemma2.Gemma2ForCausalLM",
@@ -202,7 +207,10 @@ def library_model(case, options, sample, device="cpu"):
         fields["vocab_size"] = sample.n_classes
     torch.manual_seed(0)
     with torch.device(device):
-        return model_class(model_class.config_class(**fields)).eval()
+        model = model_class(model_class.config_class(**fields)).eval()
+    if "num_local_experts" in fields and device == "meta":
+        model.set_experts_implementation("batched_mm")  # the one that needs no data and is counted
+    return model
 
 
 def batch_of(sample, n=2, device="cpu"):
@@ -333,6 +341,28 @@ def test_training_with_dropout_follows_the_library_to_the_gradient(case):
     for name, tensor in model.named_parameters():
         if tensor.grad is not None:
             torch.testing.assert_close(gradients[name], tensor.grad, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+def test_grouped_products_are_the_sums_of_experts_in_turn(dtype):
+    """Values and gradients of a block; torch has no grouped product in float64."""
+    options, sample = CASES["mixtral"]
+    model = library_model("mixtral", options, sample).train()
+    ours = modules_with(graph_of("mixtral"), model.state_dict())["block.0"].to(dtype)
+    theirs = model.model.layers[0].mlp.to(dtype)
+    model.set_experts_implementation("eager")
+    hidden = torch.randn(2, T, 32, generator=torch.Generator().manual_seed(2)).to(dtype)
+    found, wanted = ours.block.mlp(hidden), theirs(hidden)
+    tolerance = {torch.float64: 1e-12, torch.float32: 1e-5, torch.bfloat16: 2e-2}[dtype]
+    torch.testing.assert_close(found, wanted, rtol=tolerance, atol=tolerance)
+    for part in (found, wanted):
+        part.square().sum().backward()
+    other = dict(theirs.named_parameters())
+    for name, tensor in ours.block.mlp.named_parameters():
+        scale = other[name].grad.abs().max().item()
+        torch.testing.assert_close(
+            tensor.grad, other[name].grad, rtol=tolerance, atol=tolerance * scale
+        )
 
 
 def test_every_type_of_the_options_is_tested_and_can_be_cut():

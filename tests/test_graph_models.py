@@ -49,6 +49,7 @@ def materialised(graph, seed=0):
         ("llama3-70b", 70_553_706_496),
         ("llama3-405b", 405_853_388_800),
         ("qwen3-8b", 8_190_735_360),
+        ("mixtral-8x7b", 46_702_792_704),
         ("gpt3-175b", (50257 + 2048) * 12288 + 96 * (12 * 12288**2 + 13 * 12288) + 2 * 12288),
         ("t5-large", 737_668_096),
         ("vit-base", 86_567_656),
@@ -79,6 +80,24 @@ def test_flops_of_llama_follow_from_its_shapes():
     assert graph.layer("block.31").flops in (block, block + rotary)
     head = 2 * n_tokens * 4096 * 32000
     assert graph.flops == 32 * graph.layer("block.31").flops + head
+
+
+def test_of_all_experts_a_token_s_flops_are_those_of_its_own():
+    n_tokens = 256
+    graph = options.Preset(preset="mixtral-8x7b").graph(text(n_tokens, 32000))
+    attention = 2 * n_tokens * (2 * 4096**2 + 2 * 4096 * 1024) + 4 * n_tokens**2 * 4096
+    router = 2 * n_tokens * 4096 * 8
+    block = attention + router + 2 * 2 * n_tokens * 3 * 4096 * 14336
+    rotary = 2 * n_tokens * 64
+    assert graph.layer("block.31").flops in (block, block + rotary)
+    assert graph.layer("block.0").splits == {"tp": 1, "cp": 1, "ep": 8}
+    plan = graph.expert_plan("block.0")
+    assert (plan.n_experts, plan.top_k, plan.n_tokens, plan.n_features) == (8, 2, n_tokens, 4096)
+    shapes = dict(graph.build("block.0").named_parameters())
+    assert {shapes[name].shape[0] for name in plan.params} == {8}
+    n_own = sum(shapes[name].numel() for name in plan.params)
+    assert n_own == 8 * 3 * 4096 * 14336
+    assert graph.expert_plan("embed") is graph.expert_plan("head") is None
 
 
 def test_every_preset_is_described():
@@ -126,6 +145,8 @@ def test_overrides_of_a_preset_are_fields_of_its_configuration():
         ),
         (options.Transformers(model_type="gpt2", config={"add_cross_attention": True}),
          text(8, 10), "needs an encoder"),
+        (options.Transformers(model_type="mixtral", config={"output_router_logits": True}),
+         text(8, 10), "adds a loss of the router's balance"),
         (options.ResNet20(), text(8, 10), "does not fit resnet20"),
         (options.CharLSTM(), image(8, 1, 10), "does not fit char_lstm"),
         (options.MLP(), text(8, 10), "does not fit mlp"),

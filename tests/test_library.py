@@ -342,7 +342,10 @@ def test_an_unknown_option_of_a_member_is_an_error_that_lists_known_ones(member:
     with pytest.raises(msgspec.ValidationError, match="unknown field `zzz`"):
         msgspec.convert(table, member.cls)
     part, _, below = member.part.partition(".")
-    if below:
+    name = member.part
+    if below == "before":
+        table, name = {"kind": "Krum", below: [table]}, f"{member.part}[0]"
+    elif below:
         table = {"kind": "Gossip", below: table}
     document = {
         "model": {"kind": "mlp"},
@@ -352,7 +355,7 @@ def test_an_unknown_option_of_a_member_is_an_error_that_lists_known_ones(member:
     }
     with pytest.raises(ConfigError) as caught:
         spec.parse(document)
-    path = f"data_parallel.{member.part}.zzz"
+    path = f"data_parallel.{name}.zzz"
     (violation,) = [each for each in caught.value.violations if each.path == path]
     free = set(member.cls.__struct_fields__) - {"path"}
     assert all(name in violation.legal for name in free)

@@ -268,6 +268,19 @@ def _links(world):
     return measure_links(world, 0.2)
 
 
+def _dealt(world):
+    links.SIZES = (4096, 32768)
+    return measure_links(world, 0.2, (*links.OPS, "all_to_all"))
+
+
+def test_exchanges_from_all_to_all_are_measured_where_they_are_asked_for(pool) -> None:
+    results = pool(2).run(_dealt)
+    assert results[0] == results[1]
+    (times,) = results[0]["all_to_all"]
+    assert times.size_bytes[0] == 4096
+    assert all(math.isfinite(value) and value > 0 for value in times.seconds)
+
+
 def test_groups_of_neighbours_are_measured_too(pool) -> None:
     results = pool(4).run(_links)
     assert all(result == results[0] for result in results)

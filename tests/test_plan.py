@@ -73,7 +73,7 @@ def test_uneven_and_foreign_splits_have_no_degrees():
     two = Split(axis="shard", weights=(1, 1), children=(Leaf(0), Leaf(1)))
     lopsided = Split(axis="replica", weights=(1, 1), children=(two, Leaf(2)))
     weighted = Split(axis="shard", weights=(2, 1), children=(Leaf(0), Leaf(1)))
-    foreign = Split(axis="ep", weights=(1, 1), children=(Leaf(0), Leaf(1)))
+    foreign = Split(axis="rows", weights=(1, 1), children=(Leaf(0), Leaf(1)))
     assert [even_degrees(split) for split in (lopsided, weighted, foreign)] == [None] * 3
 
 

@@ -256,7 +256,7 @@ def test_a_plan_over_other_axes_cannot_be_priced():
     plan = _search(top=1)[0]
     odd = {**plan.layer_plans}
     split = odd["embed"].split
-    odd["embed"] = LayerPlan(split=replace(split, axis="ep"))
+    odd["embed"] = LayerPlan(split=replace(split, axis="rows"))
     with pytest.raises(ConfigError, match=r"plan\.layer_plans\.embed\.split"):
         price(GRAPH, cluster(4), profile(), workload(), replace(plan, layer_plans=odd))
 

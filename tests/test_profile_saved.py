@@ -84,6 +84,7 @@ LLAMA = {
     "num_hidden_layers": 3,
     "num_attention_heads": 4,
 }
+MIXTRAL = {**LLAMA, "num_key_value_heads": 2, "num_local_experts": 8}
 PAIRS = SampleSpec(
     fields={**TOKENS.fields, "decoder_input_ids": TensorSpec((32,), "int64")}, n_classes=40
 )
@@ -94,11 +95,12 @@ T5 = {"d_model": 32, "d_ff": 48, "d_kv": 8, "num_heads": 4, "num_layers": 2}
     ("model", "sample"),
     [
         (Transformers(model_type="llama", config=LLAMA), TOKENS),
+        (Transformers(model_type="mixtral", config=MIXTRAL), TOKENS),
         (Transformers(model_type="t5", config=T5), PAIRS),
         (CharLSTM(), TOKENS),
         (ResNet20(), IMAGES),
     ],
-    ids=["llama", "t5", "lstm", "resnet20"],
+    ids=["llama", "mixtral", "t5", "lstm", "resnet20"],
 )
 def test_a_models_saved_bytes_are_those_of_a_real_pass(model, sample) -> None:
     """A tensor counted twice or not at all; what does not grow with the batch counted as if."""

@@ -20,6 +20,7 @@ N = 8
 BATCHES = (32, 64, 128, 256, 512)  # of a worker
 LARGE = (256, 512)
 HOSTILE = 3
+Z = 1.5  # by n and f it would be below 0 with 1 hostile of 8, and 0.25 with 3: no attack
 # Krum as the paper has it takes n >= 2 f + 3 rows, which 3 of 8 break; its peers' takes them.
 KRUM = {"kind": "Krum", "neighbours": "n-f-1"}
 AGGREGATES: Mapping[str, Mapping[str, Any]] = {
@@ -63,7 +64,7 @@ def name(rule: str, aggregate: str, hostile: int, batch: int) -> str:
 
 
 def _trial(rule: str, aggregate: str, hostile: int, batch: int) -> Trial:
-    attack = {"kind": "ALIE", "workers": list(range(N - hostile, N))}
+    attack = {"kind": "ALIE", "z": Z, "workers": list(range(N - hostile, N))}
     return Trial(
         name=name(rule, aggregate, hostile, batch),
         rates=RATES[rule][512 if batch in LARGE else 32],

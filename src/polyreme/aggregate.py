@@ -237,7 +237,7 @@ def bulyan(rows: torch.Tensor, byzantine: int, *, before: Befores = ()) -> torch
     >>> import torch
     >>> rows = torch.tensor([[1.0], [2.0], [3.0], [4.0], [5.0], [6.0], [90.0]])
     >>> bulyan(rows, byzantine=1).tolist()
-    [3.0]
+    [4.0]
     """
     return combined(Bulyan(byzantine=byzantine, before=before), rows)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from . import attacking, exchange, stacked
@@ -12,7 +12,7 @@ from .effects import Numbers, Received, alone
 from .feedback.kind import Turn
 from .once import once
 from .packet import Kinds, Like, Message, Packet
-from .vector import span
+from .vector import all_finite, span
 
 if TYPE_CHECKING:
     import torch
@@ -47,6 +47,16 @@ class Push:
     def counts(self) -> bool:
         """Whether all of it is finite and some label carries loss."""
         return all(row.finite for row in self.rows) and any(row.weight for row in self.rows)
+
+    @property
+    def lies(self) -> bool:
+        """Whether it is not finite, and says that it counts."""
+        return self.counts and not all(map(all_finite, self.vectors))
+
+    @property
+    def unfit(self) -> Push:
+        """The same, saying that it does not count."""
+        return replace(self, rows=tuple(row._replace(weight=0.0) for row in self.rows))
 
 
 @dataclass(frozen=True, kw_only=True)

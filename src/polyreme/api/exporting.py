@@ -40,7 +40,7 @@ def _sound(plan: Path) -> Plan:
     found = load(plan)
     named = [name for stage in found.stages for name in stage.layers]
     without = [name for name in named if name not in found.layer_plans]
-    if violations := [*map(_unplanned, without), *check_alone(found, None)]:
+    if violations := [*map(_unplanned, without), *check_alone(found, None, unlike=True)]:
         raise ConfigError(violations)
     return found
 

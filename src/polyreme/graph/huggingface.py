@@ -29,6 +29,7 @@ _WHERE: Mapping[str, tuple[str, str, str]] = {
     "qwen2": ("qwen2", "Qwen2", "decoder"),
     "qwen3": ("qwen3", "Qwen3", "decoder"),
     "mistral": ("mistral", "Mistral", "decoder"),
+    "mixtral": ("mixtral", "Mixtral", "decoder"),
     "gpt2": ("gpt2", "GPT2", "gpt2"),
     "gemma": ("gemma", "Gemma", "decoder"),
     "gemma2": ("gemma2", "Gemma2", "decoder"),

@@ -16,6 +16,7 @@ from ..sample import TensorSpec
 if TYPE_CHECKING:
     from torch import nn
 
+    from .experts import ExpertPlan
     from .skeleton import Skeleton
     from .tensor import TensorPlan
 
@@ -49,7 +50,8 @@ class Layer(msgspec.Struct, frozen=True, kw_only=True):
 class Builder(Protocol):
     """How layers become modules; each process calls it itself, nothing is pickled.
 
-    One whose layers can be split over tensor parts also has `tensor_plan(layer)`.
+    One whose layers can be split over tensor parts also has `tensor_plan(layer)`, one that has
+    layers with experts `expert_plan(layer)`.
     """
 
     def build(self, layer: Layer) -> nn.Module:
@@ -122,6 +124,12 @@ class LayerGraph:
         """How the layer is split over tensor parts; None if it cannot be."""
         find = getattr(self._builder, "tensor_plan", None)
         plan: TensorPlan | None = None if find is None else find(self._by_name[name])
+        return plan
+
+    def expert_plan(self, name: str) -> ExpertPlan | None:
+        """The experts of a layer; None if it has none."""
+        find = getattr(self._builder, "expert_plan", None)
+        plan: ExpertPlan | None = None if find is None else find(self._by_name[name])
         return plan
 
     @property

@@ -24,6 +24,7 @@ TASKS: Mapping[str, tuple[Task, ...]] = {
     "qwen2": ("causal_lm",),
     "qwen3": ("causal_lm",),
     "mistral": ("causal_lm",),
+    "mixtral": ("causal_lm",),
     "gpt2": ("causal_lm",),
     "gemma": ("causal_lm",),
     "gemma2": ("causal_lm",),
@@ -170,8 +171,8 @@ class Transformers(_Kind, frozen=True, kw_only=True, tag="transformers"):
     """A transformers model by type and configuration fields; its weights are drawn anew.
 
     Attributes:
-        model_type: Family of the model: llama, qwen2, qwen3, mistral, gpt2, gemma, gemma2,
-            gemma3_text, phi, phi3, bert, t5, vit or swin.
+        model_type: Family of the model: llama, qwen2, qwen3, mistral, mixtral, gpt2, gemma,
+            gemma2, gemma3_text, phi, phi3, bert, t5, vit or swin.
         config: Fields of the configuration, by transformers' names. Where unset, vocab_size,
             num_labels, image_size and num_channels are the data's, all others the library's.
         task: What the model is trained to do; unless given, the first that the family has

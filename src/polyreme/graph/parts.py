@@ -17,6 +17,7 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm as BatchNorm
 
 from ..sample import SampleSpec, TensorSpec
+from .experts import ExpertPlan
 from .flops import counted
 from .layer import Layer, LayerGraph
 from .tensor import TensorPlan
@@ -32,7 +33,8 @@ class Part:
     `outputs` are names (their shapes are found by playing the part). `names` maps paths of the
     module's children to their paths in the whole model; "" stands for the module itself. Parts
     of one `kind` have the same structure. `tensor` says how the layer is split over tensor parts,
-    `sliced` that it can be given a slice of tokens behind others (see `Prefix`).
+    `experts` which of its parameters are experts', `sliced` that it can be given a slice of tokens
+    behind others (see `Prefix`).
     """
 
     name: str
@@ -43,6 +45,7 @@ class Part:
     names: Mapping[str, str]
     splits: Mapping[str, int] = field(default_factory=dict)
     tensor: TensorPlan | None = None
+    experts: ExpertPlan | None = None
     sliced: bool = False
 
 
@@ -137,6 +140,10 @@ class PartsBuilder:
     def tensor_plan(self, layer: Layer) -> TensorPlan | None:
         """How the layer is split over tensor parts; None if it cannot be."""
         return self._parts[layer.name].tensor
+
+    def expert_plan(self, layer: Layer) -> ExpertPlan | None:
+        """The layer's experts; None if it has none."""
+        return self._parts[layer.name].experts
 
     def _copy_ties(self, layer: Layer, module: nn.Module, owner_name: str, seed: int) -> None:
         owner = next(found for found in self._owner.values() if found.name == owner_name)

@@ -125,6 +125,22 @@ PRESETS: Mapping[str, Configuration] = {
         summary="Qwen3, 8.2 B parameters, 36 blocks of 4096, 8 key-value heads",
         source="Qwen team 2025, Qwen3 technical report, table 1",
     ),
+    "mixtral-8x7b": Configuration(
+        model_type="mixtral",
+        config={
+            "vocab_size": 32000,
+            "hidden_size": 4096,
+            "intermediate_size": 14336,
+            "num_hidden_layers": 32,
+            "num_attention_heads": 32,
+            "num_key_value_heads": 8,
+            "num_local_experts": 8,
+            "num_experts_per_tok": 2,
+            "max_position_embeddings": 32768,
+        },
+        summary="Mixtral, 46.7 B parameters, 32 blocks of 4096, 2 of 8 experts a token",
+        source="Jiang et al. 2024, Mixtral of Experts, table 1",
+    ),
     "gpt3-175b": Configuration(
         model_type="gpt2",
         config={

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 from torch import nn
 
+from . import experts
 from .layer import Layer
 from .options import Task
 from .parts import Fill
@@ -38,6 +39,9 @@ class Skeleton:
         self.task = task
         self.model_class = model_class
         self._shallow: Any = copy.deepcopy(config)
+        if hasattr(config, "num_local_experts"):
+            for each in (self.config, self._shallow):
+                experts.use(each)
         if hasattr(config, "depths"):
             self._shallow.depths = [1] * len(config.depths)
         else:

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
+from ..profile.assume import OPS
 from ..profile.record import Collective, CollectiveTimes
 from .agree import largest, usual_s
 
@@ -15,29 +16,28 @@ if TYPE_CHECKING:
 SIZES = tuple(4 * 1024 * 8**power for power in range(7))  # 4 KiB to 1 GiB
 ENOUGH_S = 0.05  # a collective this long tells the slope
 MEMORY_SHARE = 0.2  # of what is free, for each of two buffers
-OPS: tuple[Collective, ...] = ("all_reduce", "all_gather", "reduce_scatter")
 HOST_BUCKET_BYTES = 8 * 2**20  # either takes about a millisecond or more
 DEVICE_BUCKET_BYTES = 256 * 2**20
 
 
 def measure_links(
-    world: World, budget_s: float
+    world: World, budget_s: float, ops: tuple[Collective, ...] = OPS
 ) -> Mapping[Collective, tuple[CollectiveTimes, ...]]:
     """Times over all processes, and over every even group of neighbours on a host.
 
     Groups of one size run at the same time, as they do in training. Empty for a lone process.
     """
-    found: dict[Collective, list[CollectiveTimes]] = {op: [] for op in OPS}
+    found: dict[Collective, list[CollectiveTimes]] = {op: [] for op in ops}
     if world.group is None:
-        return dict.fromkeys(OPS, ())
+        return dict.fromkeys(ops, ())
     sizes = _group_sizes(world)
     for index, n_devices in enumerate(sizes):
         group, made = _group(world, n_devices)
         share_s = budget_s / (len(sizes) - index)
         start_s = time.perf_counter()
         n_hosts = max(1, n_devices // world.n_local)
-        for op in OPS:
-            points = _measure_op(op, world, group, n_devices, share_s / len(OPS))
+        for op in ops:
+            points = _measure_op(op, world, group, n_devices, share_s / len(ops))
             found[op].append(
                 CollectiveTimes(
                     n_devices=n_devices,
@@ -125,10 +125,12 @@ def _call(
     scatter = scatter or distributed.reduce_scatter_tensor
     whole = torch.zeros(whole_bytes // 4, device=world.device)
     part = torch.zeros(whole_bytes // 4 // n_devices, device=world.device)
+    dealt = torch.zeros_like(whole) if op == "all_to_all" else part
     calls: dict[Collective, Callable[[], None]] = {
         "all_reduce": lambda: distributed.all_reduce(whole, group=group),
         "all_gather": lambda: gather(whole, part, group=group),
         "reduce_scatter": lambda: scatter(part, whole, group=group),
+        "all_to_all": lambda: distributed.all_to_all_single(dealt, whole, group=group),
     }
 
     def call() -> None:

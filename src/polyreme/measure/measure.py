@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ..profile.assume import MORE_DEVICES
+from ..profile.assume import MORE_DEVICES, operations
 from ..profile.record import Profile
 from ..profile.saved import saved_bytes
 from ..profile.store import made_now
@@ -58,7 +58,7 @@ def measure(
     with no_garbage():
         sizes = tuple(size for size in MICROBATCHES if size <= global_batch)
         layers = measure_layers(graph, precision, world, saved, sizes, budget_s - links_s)
-        collectives = measure_links(world, links_s)
+        collectives = measure_links(world, links_s, operations(graph))
         overlap = measure_overlap(world)
         flops = matmul_flops(world, precision)
         update_s = optimizer_s_per_byte(world)

@@ -17,7 +17,7 @@ _RUN = tuple(name for name, _, runs in AXES if runs and name in INNER_AXES)
 def split_violations(plan: Plan, *, unlike: bool = False) -> Iterator[Violation]:
     """What the format can say of splits and nothing can run yet: unlike layers, other axes.
 
-    With `unlike` what can be priced is right: such layers, on the devices of their stage, and cp.
+    With `unlike` what can be priced is right: such layers, on devices of their stage, cp and ep.
     """
     found: Counter[Degrees] = Counter()
     of: dict[ShardTree, Degrees | None] = {}
@@ -27,7 +27,7 @@ def split_violations(plan: Plan, *, unlike: bool = False) -> Iterator[Violation]
         if split not in of:
             of[split] = even_degrees(split)
         degrees = of[split]
-        known = INNER_AXES if unlike else _RUN
+        known = (*INNER_AXES, "ep") if unlike else _RUN
         if foreign := [axis for axis in axes(split) if axis not in known]:
             rule = f"needs {', '.join(foreign)}, which is not executable yet"
             yield _wrong(f"{path}.split", foreign, rule, ", ".join(known))
@@ -36,7 +36,7 @@ def split_violations(plan: Plan, *, unlike: bool = False) -> Iterator[Violation]
             yield _wrong(f"{path}.split", list(devices(split)), rule, "even parts")
         wrong = wrong or degrees is None
         if degrees is not None:
-            found[degrees] += 1
+            found[degrees.alone] += 1
             yield from _own_violations(path, layer_plan, degrees)
         if what := sorted(layer_plan.offload - ({"optimizer"} if unlike else frozenset())):
             yield _wrong(f"{path}.offload", what, "is not executable yet", "nothing")
@@ -61,7 +61,7 @@ def _unlike(plan: Plan, of: Mapping[ShardTree, Degrees | None]) -> Violation:
         layer_plan = plan.layer_plans.get(name)
         degrees = None if layer_plan is None else of[layer_plan.split]
         if degrees is not None:
-            first.setdefault(degrees, name)
+            first.setdefault(degrees.alone, name)
     (some, one), (others, other) = list(first.items())[:2]
 
     def where(name: str) -> str:
@@ -78,7 +78,7 @@ def _shown(degrees: Degrees) -> str:
 
 
 def tensor_violations(plan: Plan, graph: LayerGraph) -> Iterator[Violation]:
-    """Degrees of tensor and context parallelism that a layer does not allow."""
+    """Degrees of tensor, context and expert parallelism that a layer does not allow."""
     splits = {layer_plan.split: name for name, layer_plan in distinct(plan).items()}
     degrees = {found: name for split, name in splits.items() if (found := even_degrees(split))}
     for tp in sorted({each.tp for each in degrees} - {1}):
@@ -89,6 +89,20 @@ def tensor_violations(plan: Plan, graph: LayerGraph) -> Iterator[Violation]:
         if (refused := refused_cp(graph, cp)) is not None:
             path = f"layer_plans.{refused.layer}.split"
             yield _wrong(path, cp, f"shares of tokens: this {refused.rule}", refused.legal)
+
+    dealt: dict[int, int] = {}
+    for name, layer_plan in plan.layer_plans.items():
+        if id(layer_plan) not in dealt:
+            even = even_degrees(layer_plan.split)
+            dealt[id(layer_plan)] = 1 if even is None else even.ep
+        ep, experts = dealt[id(layer_plan)], graph.expert_plan(name)
+        path = f"layer_plans.{name}.split"
+        if ep > 1 and experts is None:
+            yield _wrong(path, ep, "devices have experts dealt out: this layer has none", "1")
+        elif experts is not None and not experts.legal(ep):
+            legal = ", ".join(str(n) for n in range(1, experts.n_experts + 1) if experts.legal(n))
+            rule = f"does not divide this layer's {experts.n_experts} experts"
+            yield _wrong(path, ep, rule, legal)
 
 
 def _own_violations(path: str, layer_plan: LayerPlan, degrees: Degrees) -> Iterator[Violation]:

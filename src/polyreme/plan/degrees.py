@@ -46,6 +46,21 @@ def refused_cp(graph: LayerGraph, cp: int) -> Refusal | None:
     return None
 
 
+def refused_ep(graph: LayerGraph, ep: int) -> Refusal | None:
+    """Why no layer's experts can be dealt out to so many devices; None if some layer's can."""
+    plans = {name: graph.expert_plan(name) for name in _one_of_each_kind(graph)}
+    routed = {name: plan for name, plan in plans.items() if plan is not None}
+    if ep == 1 or any(plan.legal(ep) for plan in routed.values()):
+        return None
+    if not routed:
+        first = graph.layers[0].name
+        return Refusal(layer=first, rule="is more than 1, and no layer has experts", legal="1")
+    name, plan = next(iter(routed.items()))
+    legal = ", ".join(str(n) for n in range(1, plan.n_experts + 1) if plan.legal(n))
+    rule = f'does not divide the {plan.n_experts} experts of layer "{name}"'
+    return Refusal(layer=name, rule=rule, legal=legal)
+
+
 def legal_degrees(graph: LayerGraph, tp: int) -> tuple[int, ...]:
     """All numbers of tensor parts that the model allows; up to `tp` where it sets no end."""
     names = _one_of_each_kind(graph)

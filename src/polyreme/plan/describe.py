@@ -9,8 +9,8 @@ from collections.abc import Mapping, Sequence
 import msgspec
 
 from ..units import count
-from .grid import even_degrees
-from .ir import LayerPlan, Level, Plan, axes, degree
+from .grid import INNER_AXES, even_degrees
+from .ir import LayerPlan, Level, Plan, ShardTree, axes, degree
 
 _MOST_NAMED = 8  # stages
 _PLURAL = {"replica": "replicas", "shard": "shards"}
@@ -20,12 +20,13 @@ class Way(msgspec.Struct, frozen=True, kw_only=True):
     """How a layer runs, as far as a line tells.
 
     `degrees` are of axes that cut it, outermost first; `data` is how many parts of the batch its
-    devices take, None where they are uneven.
+    devices take, None where they are uneven. Its experts are dealt out to `ep` of them.
     """
 
     degrees: tuple[tuple[str, int], ...]
     data: int | None
     level: Level = "none"
+    ep: int = 1
     sp: bool = False
     recompute: bool = False
     offload: tuple[str, ...] = ()
@@ -74,6 +75,8 @@ def describe_way(way: Way, each: str = "") -> str:
         level = f" ({'batch' if way.level == 'none' else way.level})" if axis == "shard" else ""
         parts.append(f"{n} {_PLURAL.get(axis, axis)}{level}")
     text = " x ".join(parts) or f"1 device{each}"
+    if way.ep > 1:
+        text += f", {way.ep} ep"
     for name in ("sp", "recompute"):
         if getattr(way, name):
             text += f", {name}"
@@ -105,13 +108,25 @@ def _way(layer_plan: LayerPlan) -> Way:
     split = layer_plan.split
     even = even_degrees(split)
     return Way(
-        degrees=tuple((axis, degree(split, axis)) for axis in axes(split)),
+        degrees=degrees_of(split),
         data=even.data if even is not None else None,
         level=layer_plan.level,
+        ep=even.ep if even is not None else 1,
         sp=layer_plan.sp,
         recompute=layer_plan.recompute,
         offload=tuple(sorted(layer_plan.offload)),
     )
+
+
+def degrees_of(split: ShardTree) -> tuple[tuple[str, int], ...]:
+    """Axes that cut a layer and into how many parts, outermost first.
+
+    Experts, which are no further axis, only where parts are uneven.
+    """
+    even = even_degrees(split)
+    if even is None:
+        return tuple((axis, degree(split, axis)) for axis in axes(split))
+    return tuple((axis, n) for axis in INNER_AXES if (n := getattr(even, axis)) > 1)
 
 
 def _samples(data: set[int | None], microbatches: int, global_batch: int) -> str:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from ..units import apart, show_bytes, show_seconds
 from .describe import describe
 from .grid import grid_of
-from .ir import MEMORY_CAUSES, Estimate, Plan, Search, degree
+from .ir import MEMORY_CAUSES, Estimate, Plan, Search, axes
 from .step import play_plan
 from .store import Row
 
@@ -101,8 +101,10 @@ def not_run(plan: Plan) -> tuple[str, ...]:
     grid, found = grid_of(plan), []
     if grid is None:
         found.append("layers are laid out unlike each other")
-    if any(degree(each.split, "cp") > 1 for each in plan.layer_plans.values()):
+    if any("cp" in axes(each.split) for each in plan.layer_plans.values()):
         found.append("devices share the tokens of samples")
+    if any("ep" in axes(each.split) for each in plan.layer_plans.values()):
+        found.append("experts are dealt out")
     if any(each.offload for each in plan.layer_plans.values()):
         found.append("optimizer states lie in hosts' memory")
     return (f"{', '.join(found)}: planned, not executable yet",) if found else ()

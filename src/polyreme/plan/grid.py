@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterator, Sequence
 
 import msgspec
 
-from .ir import Leaf, Plan, ShardTree, Split, axes, degree, devices
+from .ir import Leaf, Plan, ShardTree, Split, devices
 
 INNER_AXES = ("replica", "shard", "cp", "tp")  # of a stage, outermost first
 
 
 class Degrees(msgspec.Struct, frozen=True, kw_only=True):
-    """Into how many parts each axis of a stage cuts it."""
+    """Into how many parts each axis of a stage cuts it.
+
+    `ep` is no further axis: of shards x contexts, so many next to each other have the experts of a
+    layer dealt out among them.
+    """
 
     replica: int = 1
     shard: int = 1
     cp: int = 1
     tp: int = 1
+    ep: int = 1
 
     @property
     def n_devices(self) -> int:
@@ -28,6 +34,39 @@ class Degrees(msgspec.Struct, frozen=True, kw_only=True):
     def data(self) -> int:
         """Devices that share the batch; those that share its samples count as one of them."""
         return self.replica * self.shard
+
+    @property
+    def alone(self) -> Degrees:
+        """The same without experts dealt out: where samples, tokens and tensors lie."""
+        return msgspec.structs.replace(self, ep=1) if self.ep > 1 else self
+
+    @property
+    def ep_contexts(self) -> int:
+        """Of those among whom experts are dealt out, how many have tokens of the same samples."""
+        return math.gcd(self.ep, self.cp)
+
+    @property
+    def ep_shards(self) -> int:
+        """Of these, how many have samples of their own; as many contexts of each take part."""
+        return self.ep // self.ep_contexts
+
+    @property
+    def nested(self) -> tuple[tuple[str, int], ...]:
+        """Axes of a split and their degrees, outermost first, those that do not cut left out.
+
+        Experts cut an axis in two, the inner part called ``ep``: the shards', or the contexts',
+        or both. Contexts that all take part leave a ``cp`` of one, which tells these from shards.
+        """
+        shards, contexts = self.ep_shards, self.ep_contexts
+        found = (
+            ("replica", self.replica),
+            ("shard", self.shard // shards),
+            ("ep", shards),
+            ("cp", self.cp // contexts),
+            ("ep", contexts),
+            ("tp", self.tp),
+        )
+        return tuple((axis, n) for axis, n in found if n > 1 or (axis == "cp" and contexts > 1))
 
 
 class Cell(msgspec.Struct, frozen=True, kw_only=True):
@@ -116,32 +155,51 @@ class Grid(Rows, frozen=True, kw_only=True):
 
 
 def even_split(devices: Sequence[int], degrees: Degrees) -> ShardTree:
-    """The devices as replicas of shards and so on; an axis of degree 1 adds no node.
+    """The devices as replicas of shards and so on; an axis that cuts nothing adds no node.
 
     >>> even_split((4, 5), Degrees(tp=2)).axis
     'tp'
     """
     assert degrees.n_devices == len(devices), "degrees must multiply to the devices"
     nodes: list[ShardTree] = [Leaf(device) for device in devices]
-    for axis in reversed(INNER_AXES):
-        n = getattr(degrees, axis)
-        if n > 1:
-            nodes = [
-                Split(axis=axis, weights=(1,) * n, children=tuple(nodes[first : first + n]))
-                for first in range(0, len(nodes), n)
-            ]
+    for axis, n in reversed(degrees.nested):
+        nodes = [
+            Split(axis=axis, weights=(1,) * n, children=tuple(nodes[first : first + n]))
+            for first in range(0, len(nodes), n)
+        ]
     return nodes[0]
 
 
 def even_degrees(split: ShardTree) -> Degrees | None:
     """The degrees of such a split; None where other axes, another nesting or uneven parts occur."""
-    if set(axes(split)) - set(INNER_AXES):
+    path = tuple(_first_path(split))
+    if {axis for axis, _ in path} - {*INNER_AXES, "ep"}:
         return None
-    found = Degrees(**{axis: degree(split, axis) for axis in INNER_AXES})
+    n_of = {axis: math.prod(n for name, n in path if name == axis) for axis in INNER_AXES}
+    dealt: dict[str, int] = {"shard": 1, "cp": 1}
+    outer = "shard"  # an axis that experts cut is the outer one of two
+    for axis, n in path:
+        outer = "cp" if axis == "cp" else outer
+        if axis == "ep":
+            dealt[outer] *= n
+    found = Degrees(
+        replica=n_of["replica"],
+        shard=n_of["shard"] * dealt["shard"],
+        cp=n_of["cp"] * dealt["cp"],
+        tp=n_of["tp"],
+        ep=math.prod(dealt.values()),
+    )
     named = devices(split)
     if found.n_devices != len(named) or split != even_split(named, found):
         return None
     return found
+
+
+def _first_path(split: ShardTree) -> Iterator[tuple[str, int]]:
+    """Axes and numbers of children from the root to the first leaf."""
+    while isinstance(split, Split):
+        yield split.axis, len(split.children)
+        split = split.children[0]
 
 
 def rows_of(plan: Plan) -> Rows | None:
@@ -173,12 +231,16 @@ def rows_of(plan: Plan) -> Rows | None:
 
 
 def grid_of(plan: Plan) -> Grid | None:
-    """The grid of a plan; None where it has no rows, or layers are split unlike."""
+    """The grid of a plan; None where it has no rows, or layers are split unlike.
+
+    Who has which experts changes nothing of where samples and tokens lie, and is left out.
+    """
     rows = rows_of(plan)
     if rows is None:
         return None
     splits = [plan.layer_plans[name].split for stage in plan.stages for name in stage.layers]
-    found = {even_degrees(split) for split in {id(each): each for each in splits}.values()}
+    whole = (even_degrees(split) for split in {id(each): each for each in splits}.values())
+    found = {each and each.alone for each in whole}
     degrees = found.pop() if len(found) == 1 else None
     if degrees is None:
         return None

@@ -128,7 +128,8 @@ class LayerCost(msgspec.Struct, frozen=True, kw_only=True):
     """Layers that are alike and run alike, and what one of them takes on the fullest device.
 
     Seconds are of a step, of the data rank that has most samples: `forward_s`, `backward_s`, and
-    `recompute_s` of its passes; `parts_s` of what its tensor parts exchange in these; `data_s` of
+    `recompute_s` of its passes; `parts_s` of what tensor parts, contexts and those who share out
+    experts exchange in these; `data_s` of
     what it exchanges over data axes, as if only its own passes hid it; `update_s`; `moved_s` of
     values brought to it, and of their gradients, where the layer before is laid out otherwise. It
     stores `stored_bytes` (parameters, gradients, optimizer), and keeps `saved_bytes` of each

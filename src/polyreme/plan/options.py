@@ -29,11 +29,13 @@ class Parallel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         sp: Whether activations between tensor-parallel parts are split along the sequence.
         cp: Devices that share the tokens of each sample, in attention too (more than 1 with
             layouts = "unlike" alone: planned, not executable yet).
-        ep: Expert-parallel degree.
+        ep: Devices, of those that share a replica's batch or tokens, to which the experts of a
+            layer are dealt out (more than 1 with layouts = "unlike" alone, for models that have
+            experts: planned, not executable yet).
         pp: Pipeline ranks, each with a stage (or several, as the order has it).
         stages: Layers of each stage, from the first to the last.
         layouts: Whether all layers have the same replica, shard, tp and sp ("alike", if not given),
-            or each those that suit it, and cp ("unlike": planned, not executable yet).
+            or each those that suit it, and cp and ep ("unlike": planned, not executable yet).
         offload: What lies in hosts' memory between steps ("optimizer" with layouts = "unlike"
             alone: planned, not executable yet).
         microbatch: Samples per device and pass; the rest of the batch is accumulated.
@@ -86,9 +88,11 @@ class Parallel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         if self.shard == 1 and self.level not in (None, "none"):
             rule = "has nothing to split: parallel.shard is 1"
             found.append(_refused("level", self.level, rule, '"none" (or parallel.shard > 1)'))
-        if given.get("ep", 1) > 1:
-            found.append(_refused("ep", self.ep, "is neither searched nor run yet", "1"))
-        planned = (("cp", (None, 1), "1"), ("offload", (None, "none"), '"none"'))
+        planned = (
+            ("cp", (None, 1), "1"),
+            ("ep", (None, 1), "1"),
+            ("offload", (None, "none"), '"none"'),
+        )
         for name, run, usual in planned if self.layouts != "unlike" else ():
             if getattr(self, name) not in run:
                 rule = "is planned, but not executable yet"

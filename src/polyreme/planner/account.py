@@ -104,7 +104,8 @@ def _sizes(draft: Draft, strategy: Strategy) -> dict[int, int]:
 def _is_even(draft: Draft) -> bool:
     """Whether all microbatches are priced as the largest."""
     first = draft.strategy
-    return bool(draft.stages) or first.tp * first.cp > 1 or not draft.is_alike
+    in_stages = bool(draft.stages) or first.tp * first.cp > 1
+    return in_stages or draft.deals_out or not draft.is_alike
 
 
 def _stages(draft: Draft, pricing: Pricing, layers: Sequence[LayerCost]) -> Costs:

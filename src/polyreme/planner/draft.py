@@ -19,6 +19,7 @@ class Strategy(msgspec.Struct, frozen=True, kw_only=True):
     """How one layer runs on replica x shard x cp x tp devices.
 
     With `offload` its optimizer states lie in hosts' memory, and come to devices to be updated.
+    Its experts are dealt out to `ep` of shard x cp devices next to each other.
 
     >>> Strategy(replica=2, shard=3, tp=2).n_devices
     12
@@ -32,11 +33,12 @@ class Strategy(msgspec.Struct, frozen=True, kw_only=True):
     level: Level = "none"
     recompute: bool = False
     offload: bool = False
+    ep: int = 1
 
     @property
     def degrees(self) -> Degrees:
         """Into how many parts each axis of a stage cuts it."""
-        return Degrees(replica=self.replica, shard=self.shard, cp=self.cp, tp=self.tp)
+        return Degrees(replica=self.replica, shard=self.shard, cp=self.cp, tp=self.tp, ep=self.ep)
 
     @property
     def data(self) -> int:
@@ -66,7 +68,18 @@ class Strategy(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def layout(self) -> Strategy:
         """Where its devices and its tokens are, and nothing else of it."""
-        return msgspec.structs.replace(self, level="none", recompute=False, offload=False)
+        return msgspec.structs.replace(self, level="none", recompute=False, offload=False, ep=1)
+
+    @property
+    def of_experts(self) -> Strategy:
+        """How those who hold the same experts hold them: of `ep` devices each has others."""
+        degrees = self.degrees
+        return msgspec.structs.replace(
+            self,
+            shard=self.shard // degrees.ep_shards,
+            cp=self.cp // degrees.ep_contexts,
+            ep=1,
+        )
 
     @property
     def parts(self) -> int:
@@ -112,6 +125,11 @@ class Draft(msgspec.Struct, frozen=True, kw_only=True):
     def offloads(self) -> bool:
         """Whether anything lies in hosts' memory; what that takes is never measured."""
         return any(each.offload for each in set(self.strategies.values()))
+
+    @property
+    def deals_out(self) -> bool:
+        """Whether any layer's experts are dealt out."""
+        return any(each.ep > 1 for each in set(self.strategies.values()))
 
     @property
     def rows(self) -> tuple[int, ...]:
@@ -168,7 +186,7 @@ def read_draft(plan: Plan) -> Draft:
     odd = [name for name, each in plan.layer_plans.items() if degrees[id(each)] is None]
     if rows is None or odd:
         rule = "is split in a way that cannot be priced yet"
-        legal = "even parts over replica, shard, cp and tp, of all devices of its stage"
+        legal = "even parts over replica, shard (ep), cp (ep) and tp, of all devices of its stage"
         paths = [f"plan.layer_plans.{name}.split" for name in odd] or ["plan.stages"]
         raise ConfigError(
             [Violation(path=path, value=None, rule=rule, legal=legal) for path in paths]
@@ -179,6 +197,7 @@ def read_draft(plan: Plan) -> Draft:
             shard=found.shard,
             cp=found.cp,
             tp=found.tp,
+            ep=found.ep,
             sp=each.sp,
             level=each.level,
             recompute=each.recompute,
@@ -233,6 +252,7 @@ def _way(strategy: Strategy) -> Way:
         degrees=tuple((axis, n) for axis, n in degrees if n > 1),
         data=strategy.data,
         level=strategy.level,
+        ep=strategy.ep,
         sp=strategy.sp,
         recompute=strategy.recompute,
         offload=("optimizer",) if strategy.offload else (),

@@ -133,6 +133,7 @@ def _rank(candidate: Candidate) -> tuple[bool, float, tuple[int, ...]]:
         draft.pp,
         len(ways),
         sum(each.offload for each in ways),
+        max(each.ep for each in ways),
         sum(each.recompute for each in draft.strategies.values()),
         draft.strategy.shard,
         draft.strategy.replica,

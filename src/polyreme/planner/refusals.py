@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from ..cluster.types import Cluster
 from ..errors import Violation
 from ..graph.layer import LayerGraph
-from ..plan.degrees import legal_degrees, refused_cp, refused_tp
+from ..plan.degrees import legal_degrees, refused_cp, refused_ep, refused_tp
 from ..plan.ir import AXES, Workload
 from ..plan.options import Parallel, degrees_left
 from .stages import balanced
@@ -84,7 +84,7 @@ def samples_of(batch: int, n_ranks: int) -> tuple[int, int]:
 
 def _unsupported(parallel: Parallel) -> Iterator[Violation]:
     for axis, _, runs in AXES:
-        planned = axis == "cp" and parallel.layouts == "unlike"
+        planned = axis in ("cp", "ep") and parallel.layouts == "unlike"
         degree = None if runs or planned else getattr(parallel, axis)
         if degree is not None and degree > 1:
             yield _wrong(axis, degree, "is not executable yet", "1, or unset")
@@ -129,6 +129,9 @@ def _impossible(
         return
     n_devices = cluster.n_devices // within
     yield from _uncuttable(graph, parallel, cluster.n_devices)
+    among = n_devices * (parallel.cp or 1)
+    if (ep := parallel.ep or 1) > among:
+        yield _wrong("ep", ep, f"exceeds the devices of a stage, {among}", f"1 to {among}")
     for axis in ("replica", "shard"):
         degree = getattr(parallel, axis)
         if degree is not None and degree > n_devices:
@@ -163,6 +166,13 @@ def _uncuttable(graph: LayerGraph, parallel: Parallel, cluster_devices: int) -> 
         yield _wrong("tp", tp, refused.rule, left("tp", tp))
     if (refused := refused_cp(graph, parallel.cp or 1)) is not None:
         yield _wrong("cp", parallel.cp, refused.rule, refused.legal)
+    if (refused := refused_ep(graph, parallel.ep or 1)) is not None:
+        yield _wrong("ep", parallel.ep, refused.rule, refused.legal)
+    elif parallel.shard and parallel.shard * (parallel.cp or 1) % (parallel.ep or 1):
+        among = parallel.shard * (parallel.cp or 1)
+        rule = f"does not divide the {among} devices that share a replica's batch and tokens"
+        both = (n for n in range(1, among + 1) if not among % n and not refused_ep(graph, n))
+        yield _wrong("ep", parallel.ep, rule, ", ".join(map(str, both)))
     n_layers, n_stages = len(graph.layers), pp * parallel.pipeline.chunks
     if pp > 1 and n_stages > n_layers:
         rule = f"makes {n_stages} stages, and the model has {n_layers} layers"

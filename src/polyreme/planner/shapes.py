@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -22,7 +22,8 @@ class ParamShape(msgspec.Struct, frozen=True, kw_only=True):
     A `special` one (without dimensions, or of a batch norm) stays whole on every device and in
     the master's dtype, whatever the level and precision. `own` is its name in the layer's module;
     a `tied` one belongs to an earlier layer. `copies` tensor parts hold the very same of it;
-    their gradients are `partial` sums, or are if tokens are split (`partial_sp`).
+    their gradients are `partial` sums, or are if tokens are split (`partial_sp`). Dim 0 of an
+    `expert` one counts experts.
     """
 
     shape: tuple[int, ...]
@@ -33,6 +34,7 @@ class ParamShape(msgspec.Struct, frozen=True, kw_only=True):
     copies: int = 1
     partial: bool = False
     partial_sp: bool = False
+    expert: bool = False
 
     @property
     def n_elements(self) -> int:
@@ -83,12 +85,20 @@ def read_shapes(graph: LayerGraph, tp: int = 1) -> Mapping[str, LayerShapes]:
         key = (layer.kind, tied)
         if key not in known:
             plan = graph.tensor_plan(layer.name) if tp > 1 else None
-            known[key] = _read(graph.build(layer.name), tied, plan, tp)
+            experts = graph.expert_plan(layer.name)
+            routed = () if experts is None else experts.params
+            known[key] = _read(graph.build(layer.name), tied, plan, tp, routed)
         found[layer.name] = known[key]
     return found
 
 
-def _read(module: nn.Module, tied: frozenset[str], plan: TensorPlan | None, tp: int) -> LayerShapes:
+def _read(
+    module: nn.Module,
+    tied: frozenset[str],
+    plan: TensorPlan | None,
+    tp: int,
+    routed: Collection[str],
+) -> LayerShapes:
     from torch import nn
     from torch.nn.modules.batchnorm import _BatchNorm
 
@@ -108,6 +118,7 @@ def _read(module: nn.Module, tied: frozenset[str], plan: TensorPlan | None, tp: 
             copies=cuts[own].copies,
             partial=cuts[own].partial,
             partial_sp=cuts_sp[own].partial,
+            expert=own in routed,
         )
         for own, param in module.named_parameters()
     )

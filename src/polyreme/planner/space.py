@@ -39,11 +39,13 @@ class Space(msgspec.Struct, frozen=True, kw_only=True):
     and unless the user fixes the microbatch it is as large as it can be. `pp` pipeline ranks play
     `order` over stages of so many layers (`sizes`). `parallel` says how all of them exchange. If
     `unlike`, each layer may have any layout of `strategies`, else all have one; where ranks have
-    unlike numbers of devices, `rows` are these, and layers any layout of as many.
+    unlike numbers of devices, `rows` are these, and layers any layout of as many. `experts` has the
+    layers that have some, and how many: these may be dealt out, to as many devices as divide them.
     """
 
     layers: tuple[str, ...]
     normed: frozenset[str] = frozenset()
+    experts: Mapping[str, int] = {}
     strategies: tuple[Strategy, ...]
     n_devices: int
     workload: Workload
@@ -77,9 +79,32 @@ class Space(msgspec.Struct, frozen=True, kw_only=True):
         """Drafts in which all layers run alike, the simplest first."""
         for strategy in self.strategies:
             for microbatches in self.counts(strategy.data):
-                once = msgspec.structs.replace(strategy, recompute=False)
-                alike = {name: once if name in self.normed else strategy for name in self.layers}
+                known = {each: self._nearest(strategy, *each) for each in self._sorts}
+                alike = {name: known[self._sort(name)] for name in self.layers}
                 yield self.draft(alike, microbatches)
+
+    def allows(self, name: str, strategy: Strategy) -> bool:
+        """Whether a strategy that is offered to all may be this layer's."""
+        return strategy == self._nearest(strategy, *self._sort(name))
+
+    @property
+    def _sorts(self) -> set[tuple[bool, int]]:
+        return {self._sort(name) for name in self.layers}
+
+    def _sort(self, name: str) -> tuple[bool, int]:
+        """What tells layers apart in what they may do: statistics, and the number of experts."""
+        return name in self.normed, self.experts.get(name, 1)
+
+    def _nearest(self, strategy: Strategy, normed: bool, n_experts: int) -> Strategy:
+        """The strategy as far as such a layer may run so."""
+        if strategy.recompute and normed:
+            strategy = msgspec.structs.replace(strategy, recompute=False)
+        ep = strategy.ep
+        if self.parallel.ep is not None and n_experts % self.parallel.ep == 0:
+            ep = self.parallel.ep
+        elif n_experts % ep:
+            ep = 1
+        return strategy if ep == strategy.ep else msgspec.structs.replace(strategy, ep=ep)
 
     def draft(
         self,
@@ -171,6 +196,7 @@ def offer(
     space = Space(
         layers=tuple(layer.name for layer in graph.layers),
         normed=frozenset(layer.name for layer in graph.layers if layer.batch_statistics),
+        experts=_experts(graph),
         strategies=_strategies(graph, cluster, workload, parallel, all_devices),
         n_devices=cluster.n_devices,
         workload=workload,
@@ -214,6 +240,7 @@ def _strategies(
         for n_ranks in _device_counts(cluster, workload, parallel, all_devices)
         for shard in divisors(n_ranks)
         if shard <= largest_shard
+        and shard * (parallel.cp or 1) % (parallel.ep or 1) == 0
         and parallel.shard in (None, shard)
         and parallel.replica in (None, n_ranks // shard)
     ]
@@ -227,12 +254,43 @@ def _strategies(
             level=level,
             recompute=recompute,
             offload=offload,
+            ep=ep,
         )
         for offload in _offloads(cluster, parallel)
         for recompute in recomputes
         for replica, shard in sorted(meshes, key=lambda mesh: (mesh[1], mesh[0]))
-        for level in _levels(shard, parallel)
+        for level, ep in _ways(graph, shard, parallel)
     )
+
+
+def _ways(graph: LayerGraph, shard: int, parallel: Parallel) -> list[tuple[Level, int]]:
+    """Levels, and to how many devices experts are dealt out.
+
+    Where they are, shards that split nothing else are no replicas.
+    """
+    levels, dealt = _levels(shard, parallel), _dealt(graph, shard * (parallel.cp or 1), parallel)
+    found = [(level, ep) for level in levels for ep in dealt]
+    if len(dealt) > 1 and "none" not in levels and parallel.level in (None, "none"):
+        found += [("none", ep) for ep in dealt if ep > 1 or parallel.level == "none"]
+    return found
+
+
+def _experts(graph: LayerGraph) -> Mapping[str, int]:
+    plans = {layer.name: graph.expert_plan(layer.name) for layer in graph.layers}
+    return {name: plan.n_experts for name, plan in plans.items() if plan is not None}
+
+
+def _dealt(graph: LayerGraph, n_devices: int, parallel: Parallel) -> tuple[int, ...]:
+    """To how many of a replica's devices experts may be dealt out: where no plan has to run, any.
+
+    Layers that have none stay as they are, so 1 is among them.
+    """
+    if parallel.ep is not None:
+        return (1, parallel.ep) if parallel.ep > 1 else (1,)
+    if parallel.layouts != "unlike":
+        return (1,)
+    counts = {*_experts(graph).values()}
+    return tuple(ep for ep in divisors(n_devices) if ep == 1 or any(n % ep == 0 for n in counts))
 
 
 def _offloads(cluster: Cluster, parallel: Parallel) -> tuple[bool, ...]:

@@ -164,6 +164,7 @@ _SHOWN: Mapping[str, Callable[[Draft], str]] = {
     "level": lambda draft: f'"{draft.strategy.level}"',
     "shard": lambda draft: str(draft.strategy.shard),
     "replica": lambda draft: str(draft.strategy.replica),
+    "ep": lambda draft: str(max(each.ep for each in draft.strategies.values())),
     "tp": lambda draft: str(draft.strategy.tp),
     "pp": lambda draft: str(draft.pp),
 }

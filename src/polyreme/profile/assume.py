@@ -1,7 +1,8 @@
 """An analytic profile from a cluster's figures; everything in it is marked assumed.
 
 A layer takes the longer of its flops at a share of the dense peak and its bytes at a share of the
-memory bandwidth (roofline: Williams, Waterman and Patterson 2009). Collectives are rings.
+memory bandwidth (roofline: Williams, Waterman and Patterson 2009). Collectives are rings, but for
+exchanges from all to all, in which each device sends to each other by itself.
 """
 
 from __future__ import annotations
@@ -78,7 +79,7 @@ def assume(graph: LayerGraph, cluster: Cluster, precision: str) -> Profile:
             )
             for kind, layer in kinds.items()
         },
-        collectives=collectives(cluster),
+        collectives=collectives(cluster, operations(graph)),
         optimizer_s_per_byte=OPTIMIZER_PASSES / (bandwidth * MEMORY_SHARE),
         matmul_flops=peak_flops,
         overlap=OVERLAP,
@@ -88,8 +89,16 @@ def assume(graph: LayerGraph, cluster: Cluster, precision: str) -> Profile:
     )
 
 
-def collectives(cluster: Cluster) -> Mapping[Collective, tuple[CollectiveTimes, ...]]:
-    """Ring times of every group shape that divides the cluster evenly, from the links' figures."""
+def operations(graph: LayerGraph) -> tuple[Collective, ...]:
+    """What plans of a model exchange; experts alone go from all to all."""
+    routed = any("ep" in layer.splits for layer in graph.layers)
+    return (*OPS, "all_to_all") if routed else OPS
+
+
+def collectives(
+    cluster: Cluster, ops: tuple[Collective, ...] = OPS
+) -> Mapping[Collective, tuple[CollectiveTimes, ...]]:
+    """Times of every group shape that divides the cluster evenly, from the links' figures."""
     shapes = group_shapes(cluster)
     return {
         op: tuple(
@@ -98,14 +107,29 @@ def collectives(cluster: Cluster) -> Mapping[Collective, tuple[CollectiveTimes, 
                 n_hosts=n_hosts,
                 size_bytes=SIZES,
                 seconds=tuple(
-                    START_S + ring_s(op, n_devices, size, *_ring_link(cluster, n_devices, n_hosts))
-                    for size in SIZES
+                    START_S + _collective_s(op, cluster, n_devices, n_hosts, size) for size in SIZES
                 ),
             )
             for n_devices, n_hosts in shapes
         )
-        for op in OPS
+        for op in ops
     }
+
+
+def _collective_s(
+    op: Collective, cluster: Cluster, n_devices: int, n_hosts: int, n_bytes: int
+) -> float:
+    if op != "all_to_all":
+        return ring_s(op, n_devices, n_bytes, *_ring_link(cluster, n_devices, n_hosts))
+    # Each device sends an equal part to each, over its own share of either kind of link at once.
+    n_inside = n_devices // n_hosts
+    latency_s, inside_bytes_s = cluster.intra.latency_s, cluster.intra.bandwidth_bytes_s
+    moved_s = n_bytes * (n_inside - 1) / n_devices / (inside_bytes_s * LINK_SHARE)
+    if n_hosts > 1:
+        latency_s = max(latency_s, cluster.inter.latency_s)
+        across_bytes_s = cluster.inter.bandwidth_bytes_s * LINK_SHARE
+        moved_s = max(moved_s, n_bytes * (n_devices - n_inside) / n_devices / across_bytes_s)
+    return latency_s * (n_devices - 1) + moved_s
 
 
 def group_shapes(cluster: Cluster) -> list[tuple[int, int]]:

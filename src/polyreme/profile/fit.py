@@ -19,6 +19,7 @@ _ROUNDS: Mapping[Collective, int] = {
     "all_reduce": 2,
     "all_gather": 1,
     "reduce_scatter": 1,
+    "all_to_all": 1,
     "send": 0,
 }
 
@@ -140,6 +141,16 @@ class Fit:
         if self.profile.collectives.get("send"):
             return self.collective_s("send", pp, size_bytes, n_hosts)
         return self.collective_s("all_gather", 2, 2 * size_bytes, n_hosts)
+
+    def all_to_all_s(self, n_devices: int, size_bytes: float, n_hosts: int | None = None) -> float:
+        """Seconds in which each device deals out `size_bytes` to all, itself included.
+
+        As measured, or else what a gather takes in which each gets as many bytes.
+        """
+        known = self.profile.collectives.get("all_to_all")
+        return self.collective_s(
+            "all_to_all" if known else "all_gather", n_devices, size_bytes, n_hosts
+        )
 
     def collective_s(
         self, op: Collective, n_devices: int, size_bytes: float, n_hosts: int | None = None

@@ -7,7 +7,7 @@ from typing import Literal
 
 import msgspec
 
-Collective = Literal["all_reduce", "all_gather", "reduce_scatter", "send"]
+Collective = Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send"]
 
 
 class KeptBytes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -107,7 +107,8 @@ def _of_microbatch(
 class CollectiveTimes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Seconds of one collective over `n_devices` against the bytes of the full tensor; sorted.
 
-    The group spreads over `n_hosts` hosts. A send goes from one of `n_devices` pipeline ranks to
+    Of an exchange from all to all the full tensor is what each device has before it. The group
+    spreads over `n_hosts` hosts. A send goes from one of `n_devices` pipeline ranks to
     the next.
     """
 

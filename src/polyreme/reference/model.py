@@ -55,7 +55,12 @@ class Plain(nn.Module):
 
 
 class Library(Plain):
-    """A transformers model, called by the names of the fields."""
+    """A transformers model, called by the names of the fields; experts, if any, run in turn."""
+
+    def __init__(self, model: Any) -> None:
+        super().__init__(model)
+        if hasattr(model.config, "num_local_experts"):
+            model.set_experts_implementation("eager")
 
     def forward(self, fields: Mapping[str, torch.Tensor]) -> torch.Tensor:
         """Logits."""

@@ -7,7 +7,9 @@ from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
 
-from ..plan.ir import Action, LayerPlan, Leaf, Plan, ShardTree, Split, axes, degree, devices
+from ..plan.describe import degrees_of
+from ..plan.grid import even_degrees
+from ..plan.ir import Action, LayerPlan, Leaf, Plan, ShardTree, Split, axes, devices
 from ..units import count
 from .words import clipped, runs_of, size
 
@@ -38,13 +40,15 @@ class Segment(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def how(self) -> str:
         """Degrees of the axes."""
-        split = self.layer_plan.split
-        return " x ".join(f"{axis} {degree(split, axis)}" for axis in axes(split)) or "one device"
+        even = even_degrees(self.layer_plan.split)
+        found = degrees_of(self.layer_plan.split)
+        text = " x ".join(f"{axis} {n}" for axis, n in found) or "one device"
+        return f"{text}, ep {even.ep}" if even is not None and even.ep > 1 else text
 
     @property
     def level_text(self) -> str:
         """What the level means."""
-        if "shard" not in axes(self.layer_plan.split) and self.layer_plan.level == "none":
+        if not {"shard", "ep"} & {*axes(self.layer_plan.split)} and self.layer_plan.level == "none":
             return "whole copy"
         return LEVELS[self.layer_plan.level]
 

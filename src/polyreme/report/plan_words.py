@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from ..plan.ir import LayerPlan, Plan, axes, degree
+from ..plan.describe import degrees_of
+from ..plan.grid import even_degrees
+from ..plan.ir import LayerPlan, Plan
 from ..units import count
 from .drawing import LEVELS
 from .words import runs_of
@@ -23,11 +25,15 @@ def glossary(plan: Plan) -> list[tuple[str, str]]:
     layer_plans = list({id(each): each for each in plan.layer_plans.values()}.values())
     splits = [each.split for each in layer_plans]
     found = _stages(plan) if len(plan.stages) > 1 else []
-    degrees = dict.fromkeys((axis, degree(split, axis)) for split in splits for axis in axes(split))
+    degrees = dict.fromkeys(each for split in splits for each in degrees_of(split))
     for axis, n in degrees:
         name, meaning = _AXES.get(axis, (axis, "parts of each layer"))
         found.append((f"{n} {name}", meaning))
-    found += _ways(layer_plans, n_shards=max(degree(split, "shard") for split in splits))
+    even = [each for split in splits if (each := even_degrees(split)) is not None]
+    for ep in dict.fromkeys(each.ep for each in even if each.ep > 1):
+        found.append((f"{ep} ep", "experts of a layer are dealt out to so many of these devices"))
+    n_shards = max(dict(degrees_of(split)).get("shard", 1) for split in splits)
+    found += _ways(layer_plans, n_shards=n_shards)
     goes = count(plan.microbatches, "microbatch", "microbatches")
     return [*found, (goes, _AT_ONCE if plan.microbatches == 1 else _IN_GOES)]
 

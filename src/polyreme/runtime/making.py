@@ -22,7 +22,7 @@ from ..graph.cut import Cut
 from ..graph.layer import LayerGraph
 from ..graph.tensor import token_interval
 from ..plan.grid import Grid, grid_of
-from ..plan.ir import Action, Leaf, Plan, accumulation_order
+from ..plan.ir import Action, Leaf, Plan, accumulation_order, axes
 from ..plan.ir import Stage as StagePlan
 from .applied import Applied, Form, Trainable, Unit, Where
 from .apply import data, pipeline
@@ -40,9 +40,14 @@ _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp64": torch.float64}
 def grid_for(plan: Plan) -> Grid:
     """The grid of a plan. Raises ConfigError for one that this runtime cannot play."""
     grid = grid_of(plan)
-    if grid is None or grid.cp > 1:
+    dealt = any("ep" in axes(layer.split) for layer in plan.layer_plans.values())
+    if grid is None or grid.cp > 1 or dealt:
         rule = "must split all layers alike, over replicas, shards and tensor parts in this order"
+        if dealt:
+            rule = "deal out experts to several devices, which is planned, but not executable yet"
         legal = "the same degrees for all layers, stages on the same devices or on others"
+        if dealt:
+            legal = "each layer's experts on every device (parallel.ep = 1)"
         raise ConfigError(
             [Violation(path="layer_plans", value=len(plan.layer_plans), rule=rule, legal=legal)]
         )

@@ -276,7 +276,7 @@ class Simulation:
                 if self._on_record is not None:
                     self._on_record(player.me, player.recorded(effect), self.clock.now_s)
             elif isinstance(effect, Suspect):
-                player.suspects += effect.workers
+                self._telling(player).suspects += effect.workers
             elif isinstance(effect, Now):
                 answer = self.clock.now_s
             elif isinstance(effect, Members):
@@ -284,6 +284,10 @@ class Simulation:
             else:
                 self._wait(player, effect)
                 return
+
+    def _telling(self, player: Player) -> Player:
+        """Who records what it found: a worker itself, of servers the first."""
+        return self._players[min(player.me.rank, self._n)]
 
     def _wait(self, player: Player, effect: Effect) -> None:
         player.blocked, player.since_s, player.begun = effect, self.clock.now_s, True

@@ -22,6 +22,8 @@ class CenteredClipping(
     algorithm 1.
 
     Attributes:
+        byzantine: Rows that may be hostile or broken (f).
+        before: What is done to the rows first.
         tau: How far from the centre a row may be; the result follows the rows' scale only where
             this does.
         iterations: How often.
@@ -32,6 +34,15 @@ class CenteredClipping(
 
     centred: ClassVar[bool] = True
     takes_weights: ClassVar[bool] = True
+
+    epsilon_source: ClassVar[str] = "the rows may be as far from the centre as one likes"
+    assumes: ClassVar[str] = (
+        "rows within tau of the last aggregate, as workers' momentum makes them"
+    )
+
+    def epsilon(self, n: int) -> float:
+        """None: without attack too it moves no more than tau an iteration."""
+        return float("inf")
 
     def mixing(self, points: Points, f: int, weights: Array | None) -> Array:
         """Weights of the rows and of the centre."""

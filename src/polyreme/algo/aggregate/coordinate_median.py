@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar
 
-from .ordered import median, sorted_columns, weighted_median
+from .ordered import median, weighted_median
 from .robust import RobustKind
 
 if TYPE_CHECKING:
@@ -20,13 +20,27 @@ class CoordinateMedian(
 
     Source: Yin et al. 2018, "Byzantine-Robust Distributed Learning: Towards Optimal Statistical
     Rates", definition 1.
+
+    Attributes:
+        byzantine: Rows that may be hostile or broken (f).
+        before: What is done to the rows first.
     """
 
     geometric: ClassVar[bool] = False
     takes_weights: ClassVar[bool] = True
 
+    exact: ClassVar[bool] = True
+    epsilon_source: ClassVar[str] = "as many entries as can be apart from the median, at one value"
+    time: ClassVar[str] = "n log(n)^2 d"
+    memory: ClassVar[str] = "blocks of rows"
+    assumes: ClassVar[str] = "entries about which honest rows agree, and that are not skewed"
+
+    def epsilon(self, n: int) -> float:
+        """Whatever f is."""
+        return ((n - 1) // 2) / (n - (n - 1) // 2)
+
     def entries(self, block: torch.Tensor, f: int, weights: torch.Tensor | None) -> torch.Tensor:
         """Medians."""
         if weights is not None:
             return weighted_median(block, weights)
-        return median(sorted_columns(block))
+        return median(block)

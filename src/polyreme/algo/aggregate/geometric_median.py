@@ -25,6 +25,8 @@ class GeometricMedian(
     shares of the rows' median distance from there, so that the result scales with the rows.
 
     Attributes:
+        byzantine: Rows that may be hostile or broken (f).
+        before: What is done to the rows first.
         nu: Smaller distances count as this, as a share of the median distance.
         tolerance: It ends with a step no longer than this, as a share of the median distance.
         iterations: It ends after so many.
@@ -36,6 +38,15 @@ class GeometricMedian(
 
     takes_weights: ClassVar[bool] = True
 
+    epsilon_source: ClassVar[str] = (
+        "no mean distance is larger than the mean's, nor that than the root of its square"
+    )
+    assumes: ClassVar[str] = "fewer than half of the rows hostile; f need not be known"
+
+    def epsilon(self, n: int) -> float:
+        """Whatever f is."""
+        return 1.0
+
     def mixing(self, points: Points, f: int, weights: Array | None) -> Array:
         """Weights of the last mean."""
         n = points.n
@@ -43,9 +54,9 @@ class GeometricMedian(
         shares = shares / shares.sum()
         start = _densest(points.squared, shares)
         found, away = start, _away(points, start)
-        scale = float(np.median(away))
-        if not scale:  # half of the rows are one point
-            scale = float(away.max()) or 1.0
+        scale = away[_half(away, shares)].max()
+        if not scale:  # half of all weight is at one point, which no other is better than
+            return np.pad(start, (0, 2))[None, :]
         for _ in range(self.iterations):
             inverse = shares / np.maximum(away, self.nu * scale)
             after = inverse / inverse.sum()
@@ -57,14 +68,16 @@ class GeometricMedian(
         return np.pad(found, (0, 2))[None, :]
 
 
+def _half(squared: Array, shares: Array) -> Indices:
+    """The nearest rows that have half of all weight."""
+    order = nearest(squared, len(shares))
+    return order[: int(np.searchsorted(np.cumsum(shares[order]), 0.5 - 1e-12)) + 1]
+
+
 def _densest(squared: Array, shares: Array) -> Array:
-    """Weights of the mean of the rows nearest to one, of half of all weight: its lie densest."""
-    half: list[tuple[float, Indices]] = []
-    for row in range(len(shares)):
-        order = nearest(squared[row], len(shares))
-        count = int(np.searchsorted(np.cumsum(shares[order]), 0.5 - 1e-12)) + 1
-        half.append((float(squared[row, order[count - 1]]), order[:count]))
-    inside = min(half, key=lambda each: each[0])[1]
+    """Weights of the mean of the half of the rows that is closest about one of them."""
+    halves = [_half(row, shares) for row in squared]
+    inside = min(zip(squared, halves, strict=True), key=lambda each: each[0][each[1]].max())[1]
     weights = np.zeros(len(shares))
     weights[inside] = shares[inside]
     total: Array = weights / weights.sum()

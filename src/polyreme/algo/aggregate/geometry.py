@@ -68,11 +68,12 @@ class Points:
 
 
 def distances(gram: Array) -> Array:
-    """Squared distances between points of these dot products."""
+    """Squared distances between points of these dot products; alike both ways: ties stay."""
     squares = np.diag(gram)
     found = np.maximum(squares[:, None] + squares[None, :] - 2 * gram, 0.0)
     np.fill_diagonal(found, 0.0)
-    return found
+    both: Array = (found + found.T) / 2
+    return both
 
 
 def affine(weights: Array) -> Array:

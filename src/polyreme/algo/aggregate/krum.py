@@ -28,6 +28,8 @@ class Krum(RobustKind, frozen=True, kw_only=True, tag="Krum", tag_field="kind"):
     Descent", section 3.
 
     Attributes:
+        byzantine: Rows that may be hostile or broken (f).
+        before: What is done to the rows first.
         neighbours: How many others count: the paper's n - f - 2, or one more, as peers have it,
             which goes with any f < n / 2.
     """
@@ -36,9 +38,15 @@ class Krum(RobustKind, frozen=True, kw_only=True, tag="Krum", tag_field="kind"):
 
     least_rule: ClassVar[str] = 'n >= 2 f + 3 (with neighbours "n-f-1" 2 f + 1)'
 
+    assumes: ClassVar[str] = "honest rows alike: unlike ones it takes for hostile, all but one"
+
     def least(self, f: int) -> int:
         """The paper's 2 f + 2 < n; its peers' f < n / 2."""
         return 2 * f + (3 if self.neighbours == "n-f-2" else 1)
+
+    def epsilon(self, n: int) -> float:
+        """That of any one row; its own may be less."""
+        return float(n - 1)
 
     def mixing(self, points: Points, f: int, weights: Array | None) -> Array:
         """1 for the row chosen."""

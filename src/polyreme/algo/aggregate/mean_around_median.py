@@ -17,9 +17,22 @@ class MeanAroundMedian(
     """The mean of the n - f values of each entry that are nearest to its median (Meamed).
 
     Source: Xie et al. 2018, "Generalized Byzantine-tolerant SGD", definition 8.
+
+    Attributes:
+        byzantine: Rows that may be hostile or broken (f).
+        before: What is done to the rows first.
     """
 
     geometric: ClassVar[bool] = False
+
+    exact: ClassVar[bool] = True
+    time: ClassVar[str] = "n log(n)^2 d"
+    memory: ClassVar[str] = "blocks of rows"
+    assumes: ClassVar[str] = "f known; entries about which honest rows agree"
+
+    def epsilon(self, n: int) -> float:
+        """The least that there is."""
+        return self.byzantine / (n - self.byzantine)
 
     def entries(self, block: torch.Tensor, f: int, weights: torch.Tensor | None) -> torch.Tensor:
         """Means of the values near the median."""

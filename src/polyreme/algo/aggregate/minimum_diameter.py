@@ -22,6 +22,10 @@ class MinimumDiameterAveraging(
 
     Source: Rousseeuw 1985, "Multivariate Estimation with High Breakdown Point"; El Mhamdi et al.
     2021, "Distributed Momentum for Byzantine-resilient Stochastic Gradient Descent".
+
+    Attributes:
+        byzantine: Rows that may be hostile or broken (f).
+        before: What is done to the rows first.
     """
 
     least_rule: ClassVar[str] = "n >= 2 f + 1"
@@ -34,6 +38,14 @@ class MinimumDiameterAveraging(
         if broken is None and comb(n, f) > _MOST_SUBSETS:
             return f"{type(self).__name__} takes no more than 10^6 subsets of n - f = {n - f} rows"
         return broken
+
+    exact: ClassVar[bool] = True
+    time: ClassVar[str] = "n^2 d + C(n, f)"
+    assumes: ClassVar[str] = "f known; few subsets"
+
+    def epsilon(self, n: int) -> float:
+        """The least that there is."""
+        return self.byzantine / (n - self.byzantine)
 
     def mixing(self, points: Points, f: int, weights: Array | None) -> Array:
         """The same for each row of the subset."""

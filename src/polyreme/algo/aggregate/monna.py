@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 import msgspec
 
@@ -20,6 +20,8 @@ class MoNNA(RobustKind, frozen=True, kw_only=True, tag="MoNNA", tag_field="kind"
     all trust the same: a worker that is known to be honest, such as the user's own machine.
 
     Attributes:
+        byzantine: Rows that may be hostile or broken (f).
+        before: What is done to the rows first.
         trusted: Which row.
     """
 
@@ -41,6 +43,13 @@ class MoNNA(RobustKind, frozen=True, kw_only=True, tag="MoNNA", tag_field="kind"
             legal = f"0 to {n - 1}"
             found.append(Violation(path=path, value=self.trusted, rule=rule, legal=legal))
         return found
+
+    exact: ClassVar[bool] = True
+    assumes: ClassVar[str] = "one row known to be honest"
+
+    def epsilon(self, n: int) -> float:
+        """The least that there is."""
+        return self.byzantine / (n - self.byzantine)
 
     def mixing(self, points: Points, f: int, weights: Array | None) -> Array:
         """The same for each neighbour.

@@ -19,6 +19,8 @@ class MultiKrum(RobustKind, frozen=True, kw_only=True, tag="MultiKrum", tag_fiel
     Descent", section 5, where n - f rows are chosen.
 
     Attributes:
+        byzantine: Rows that may be hostile or broken (f).
+        before: What is done to the rows first.
         neighbours: How many others count: the paper's n - f - 2, or one more, as peers have it,
             which goes with any f < n / 2.
         chosen: Rows that the mean is of (unset: n - f).
@@ -28,6 +30,8 @@ class MultiKrum(RobustKind, frozen=True, kw_only=True, tag="MultiKrum", tag_fiel
     chosen: Annotated[int, msgspec.Meta(ge=1)] | None = None
 
     least_rule: ClassVar[str] = 'n >= 2 f + 3 (with neighbours "n-f-1" 2 f + 1)'
+
+    assumes: ClassVar[str] = "honest rows alike: unlike ones are left out in place of hostile ones"
 
     def least(self, f: int) -> int:
         """The paper's 2 f + 2 < n; its peers' f < n / 2."""
@@ -43,6 +47,10 @@ class MultiKrum(RobustKind, frozen=True, kw_only=True, tag="MultiKrum", tag_fiel
             legal = f"1 to {most}"
             found.append(Violation(path=path, value=self.chosen, rule=rule, legal=legal))
         return found
+
+    def epsilon(self, n: int) -> float:
+        """That of the mean of any so many rows."""
+        return n / (self.chosen or n - self.byzantine) - 1
 
     def mixing(self, points: Points, f: int, weights: Array | None) -> Array:
         """The same for each row chosen."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, ClassVar
 
 import msgspec
 import numpy as np
@@ -15,7 +15,7 @@ from ..legal import tag
 from .before import Before
 from .blocks import Rows, working
 from .geometry import Array, Points, measured
-from .kind import AggregatorKind, State
+from .kind import AggregatorKind, Combined, State
 from .ordered import finite_rows, squared_from
 
 if TYPE_CHECKING:
@@ -71,6 +71,22 @@ class RobustKind(AggregatorKind, frozen=True, kw_only=True):
 
     least_rule: ClassVar[str] = "n >= 2 f + 1"
     """How many rows it takes, as a formula."""
+
+    exact: ClassVar[bool] = False
+    """Whether some rows reach `epsilon`."""
+    epsilon_source: ClassVar[str] = "the mean of k of n rows has no more than (n - k) / k"
+    """Why `epsilon` is what it is."""
+    time: ClassVar[str] = "n^2 d"
+    memory: ClassVar[str] = "n^2, and blocks of rows"
+    assumes: ClassVar[str] = "at most f hostile rows"
+    """What it rests on."""
+
+    def epsilon(self, n: int) -> float:
+        """The price of robustness: what ||A(x) - mean||^2 is at most, without attack.
+
+        As a multiple of the rows' mean squared distance from their mean.
+        """
+        raise undefined(self, "epsilon")
 
     def least(self, f: int) -> int:
         """That, as a number."""
@@ -128,7 +144,7 @@ class RobustKind(AggregatorKind, frozen=True, kw_only=True):
         state: State,
         weights: Sequence[float] | None = None,
         absent: int = 0,
-    ) -> Any:
+    ) -> Split[Combined]:
         """The aggregate of rows, the next state, and the suspects among the rows.
 
         Suspects are the rows set aside, and of the others those farthest from the aggregate, to f
@@ -218,7 +234,7 @@ class RobustKind(AggregatorKind, frozen=True, kw_only=True):
         weights = None
         if made.weights is not None:
             weights = torch.as_tensor(made.weights, device=device)
-        as_they_are = mixing is None or np.array_equal(mixing, np.eye(*mixing.shape))
+        as_they_are = mixing is None or np.array_equal(mixing, np.eye(rows.n, rows.n + 1))
         by = None if mixing is None else torch.as_tensor(mixing, dtype=dtype, device=device)
         for start, block in rows.blocks():
             mixed = block.to(dtype)
@@ -268,10 +284,14 @@ class RobustKind(AggregatorKind, frozen=True, kw_only=True):
         raise RunError(f"{said}: {self.too_many(kept, f - gone)}")
 
     def _suspects(self, n: int, made: Made, squared: Array) -> tuple[int, ...]:
-        """Rows set aside, and those farthest from the aggregate, to f in all."""
+        """Rows set aside, and those farthest from the aggregate, to f in all.
+
+        No row is one that is no farther than half of them: of rows alike there is none.
+        """
         aside = set(range(n)) - set(made.kept)
         by_distance = sorted(range(len(made.kept)), key=lambda place: (-squared[place], place))
-        far = [made.kept[place] for place in by_distance if squared[place] > 0]
+        usual = (1 + 1e-9) * np.median(squared)
+        far = [made.kept[place] for place in by_distance if squared[place] > usual]
         return tuple(sorted(aside | set(far[: max(0, self.byzantine - len(aside))])))
 
 

@@ -7,6 +7,7 @@ from .adaptive_period import AdaptivePeriod as AdaptivePeriod
 from .asgd import ASGD as ASGD
 from .async_admm import AsyncADMM as AsyncADMM
 from .backup_workers import BackupWorkers as BackupWorkers
+from .basgd import BASGD as BASGD
 from .cser import CSER as CSER
 from .downpour import Downpour as Downpour
 from .easgd import EASGD as EASGD
@@ -39,6 +40,7 @@ Sync = (
     | ThreePoint
     | CSER
     | ASGD
+    | BASGD
     | ShiftedMomentum
     | SMEGA2
     | OrMo

@@ -19,11 +19,8 @@ _LATER = 1 << 40  # a step that no run comes to
 def refused(sync: ServedKind, algorithm: DataParallel) -> Iterator[Violation]:
     """What of an algorithm needs workers that meet, and what of it this sync does not go with."""
     path, name = "data_parallel", type(sync).__name__
-    yield from _unusual(
-        algorithm,
-        ("topology", "aggregate"),
-        f"is of workers that meet; under {name} each comes alone",
-    )
+    parts = ("topology",) if sync.aggregates else ("topology", "aggregate")
+    yield from _unusual(algorithm, parts, f"is of workers that meet; under {name} each comes alone")
     feedback = algorithm.feedback
     if not feedback.alone or feedback.sends_all(Turn(step=0, lr=1.0)):
         yield Violation(
@@ -65,6 +62,14 @@ def _unfit(sync: ServedKind, algorithm: DataParallel) -> Iterator[Violation]:
             path=path,
             value=sync.servers,
             rule=f"splits vectors, and data_parallel.rule {type(rule).__name__} has norms",
+            legal="1",
+        )
+    if sync.servers > 1 and sync.aggregates and not algorithm.aggregate.by_entry:
+        aggregate = type(algorithm.aggregate).__name__
+        yield Violation(
+            path=path,
+            value=sync.servers,
+            rule=f"splits vectors, and data_parallel.aggregate {aggregate} looks at whole ones",
             legal="1",
         )
     if sync.ahead and sync.not_ahead:

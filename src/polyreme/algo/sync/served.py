@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from ...errors import ConfigError, Violation
 from .. import attacking, exchange
 from ..answer import Answers, joined
-from ..effects import ANY, Program, Received, Record, Recv, Seen, Send, settled
+from ..effects import ANY, Program, Received, Record, Recv, Seen, Send, Suspect
 from ..feedback.kind import Turn
 from ..packet import Message, Packet
 from ..push import HELLO, LEFT, Form, Push, heading
@@ -259,19 +259,19 @@ class Served(ServedKind, frozen=True, kw_only=True):
         lr, delay = me.lr(step), state["version"] - push.version
         came = push.number >= 0
         after = {**state, "step": state["step"] + came}
+        if came and self.distrusts and push.lies:
+            yield Suspect(workers=(push.worker,))
+            push = push.unfit
         after |= self.heard(algorithm, after, push, me)
         taken = came and push.counts and self.takes(after, push)
         if taken:
-            changed = yield from settled(self.applied(algorithm, after, push, lr, me))
-            assert isinstance(changed, dict)
+            changed = yield from _played(self.applied(algorithm, after, push, lr, me))
             after = {**after, "version": state["version"] + 1, **changed}
         for number, row in enumerate(push.rows if came and me.rank == me.n else ()):
             told = row if taken else row._replace(weight=0.0)
             seen = Seen(rows=(told,), apart=True, workers=(push.worker,))
             yield Record(step=step + number + 1, seen=seen, lr=lr, delays=(delay,))
-        changed = yield from settled(self.met(algorithm, after, lr, me))
-        assert isinstance(changed, dict)
-        after |= changed
+        after |= yield from _played(self.met(algorithm, after, lr, me))
         changed, workers = self.answered(after, push, me)
         after = {**after, **changed}
         for worker in workers:
@@ -285,3 +285,8 @@ class Served(ServedKind, frozen=True, kw_only=True):
         """What a server sends a worker, with its version, and the server's state then."""
         vectors = (self.answer(state, worker, me), *(state[name] for name in self.beside))
         return self.answers(algorithm).made(state, worker, vectors, state["version"], me)
+
+
+def _played(changed: State | Program[State]) -> Program[State]:
+    """Entries that change, whether or not something is asked for on the way."""
+    return changed if isinstance(changed, dict) else (yield from changed)

@@ -63,6 +63,11 @@ class ServedKind(SyncKind, frozen=True, kw_only=True):
     whole_answers: ClassVar[str] = ""
     """What it does that goes with answers as they are, and not with compressed ones, if it does."""
 
+    aggregates: ClassVar[bool] = False
+    """Whether a server makes its steps of the algorithm's aggregate."""
+    distrusts: ClassVar[bool] = False
+    """Whether a server looks itself whether what came is finite, and takes no worker's word."""
+
     promise: ClassVar[str] = "nobody waits for another"
     """What is special about it."""
 
@@ -109,8 +114,11 @@ class ServedKind(SyncKind, frozen=True, kw_only=True):
 
     def applied(
         self, algorithm: DataParallel, state: State, push: Push, lr: float, me: Worker
-    ) -> State | Split[State]:
-        """The entries of a server's state that change by a push that counts."""
+    ) -> State | Program[State]:
+        """The entries of a server's state that change by a push that counts.
+
+        A program of them asks for sums over shards or the time, or names suspects.
+        """
         raise undefined(self, "applied")
 
     def heard(self, algorithm: DataParallel, state: State, push: Push, me: Worker) -> State:
@@ -119,10 +127,11 @@ class ServedKind(SyncKind, frozen=True, kw_only=True):
 
     def met(
         self, algorithm: DataParallel, state: State, lr: float, me: Worker
-    ) -> State | Split[State]:
+    ) -> State | Program[State]:
         """The entries of a server's state that change once enough have come.
 
-        Asked after every push, and when a worker came or is gone.
+        Asked after every push, and when a worker came or is gone. A program of them may ask for
+        what that of `applied` may.
         """
         return {}
 

@@ -1,4 +1,4 @@
-"""Decoder-only models with rotary positions: Llama, Qwen 2 and 3, Mistral, Gemma 1 to 3, Phi.
+"""Decoder-only models with rotary positions: Llama, Qwen, Mistral, Mixtral, Gemma 1 to 3, Phi.
 
 Axes: B samples, T tokens, D hidden, V vocabulary.
 """
@@ -16,6 +16,7 @@ from torch import nn
 
 from ...errors import Violation
 from ...sample import SampleSpec
+from ..experts import ExpertPlan
 from ..parts import Part
 from ..prefix import Prefix, argument
 from ..skeleton import Skeleton
@@ -157,10 +158,14 @@ def causal_mask(
 
 
 def check(skeleton: Skeleton, _sample: SampleSpec) -> list[Violation]:
-    """Only causal models are cut so."""
+    """Only causal models are cut so, and only losses of their logits."""
     if getattr(skeleton.config, "use_bidirectional_attention", False):
         path = "model.config.use_bidirectional_attention"
         rule = "is not causal, and the task is"
+        return [Violation(path=path, value=True, rule=rule, legal="false")]
+    if getattr(skeleton.config, "output_router_logits", False):
+        path = "model.config.output_router_logits"
+        rule = "adds a loss of the router's balance, which layers by themselves do not have"
         return [Violation(path=path, value=True, rule=rule, legal="false")]
     return []
 
@@ -183,7 +188,10 @@ def cut(skeleton: Skeleton, sample: SampleSpec) -> list[Part]:
     degree = math.gcd(
         config.num_attention_heads, config.num_key_value_heads, config.intermediate_size
     )
-    blocks = block_plan(config, n_tokens)
+    blocks, routed = block_plan(config, n_tokens), _experts(config, n_tokens)
+    splits = {"tp": degree, "cp": n_tokens}
+    if routed is not None:  # matrices of experts have no tensor parts here
+        splits = {"tp": 1, "cp": 1, "ep": routed.n_experts}
     types = getattr(config, "layer_types", None) or [None] * config.num_hidden_layers
     parts = [
         Part(
@@ -207,8 +215,9 @@ def cut(skeleton: Skeleton, sample: SampleSpec) -> list[Part]:
                 outputs=("hidden",),
                 make=lambda index=index: _block(skeleton, index, types[index]),  # type: ignore[misc]
                 names={"block": f"model.layers.{index}"},
-                splits={"tp": degree, "cp": n_tokens},
+                splits=splits,
                 tensor=blocks,
+                experts=routed,
             )
         )
     parts.append(
@@ -224,6 +233,19 @@ def cut(skeleton: Skeleton, sample: SampleSpec) -> list[Part]:
         )
     )
     return [dataclasses.replace(part, sliced=True) for part in parts]
+
+
+def _experts(config: Any, n_tokens: int) -> ExpertPlan | None:
+    """What a block's router deals tokens out to, if it has one."""
+    if not hasattr(config, "num_local_experts"):
+        return None
+    return ExpertPlan(
+        params=tuple(f"block.mlp.experts.{name}" for name in ("gate_up_proj", "down_proj")),
+        n_experts=config.num_local_experts,
+        top_k=config.num_experts_per_tok,
+        n_tokens=n_tokens,
+        n_features=config.hidden_size,
+    )
 
 
 def _block(skeleton: Skeleton, index: int, layer_type: str | None) -> nn.Module:

@@ -8,7 +8,7 @@ from ...errors import ConfigError
 from ..ir import Plan
 from .accelerate import Accelerate
 from .deepspeed import DeepSpeed
-from .kind import Exported, Tool, order_refused
+from .kind import Exported, Tool, experts_refused, order_refused
 from .megatron import Megatron
 from .sketch import sketch_of
 from .torchtitan import TorchTitan
@@ -26,7 +26,8 @@ def export(plan: Plan, tool: Tool) -> Exported:
     """
     sketch, violations = sketch_of(plan)
     if sketch is not None:
-        violations += [*order_refused(tool, sketch), *tool.refused(sketch)]
+        violations += [*order_refused(tool, sketch), *experts_refused(tool, sketch)]
+        violations += tool.refused(sketch)
     if violations or sketch is None:
         raise ConfigError(violations)
     return Exported(tool=tool.name, text=tool.write(sketch), notes=tuple(tool.notes(sketch)))

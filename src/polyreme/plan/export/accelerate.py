@@ -24,6 +24,7 @@ class Accelerate(Tool):
     name: ClassVar[str] = "accelerate"
     title: ClassVar[str] = "Accelerate"
     version: ClassVar[str] = "configuration of 1.10"
+    experts: ClassVar[str] = "Accelerate's file has nothing that says so"
 
     def refused(self, sketch: Sketch) -> Iterator[Violation]:
         """Whole gradients over microbatches, split tokens, replicas beside tensor parts."""

@@ -29,6 +29,7 @@ class DeepSpeed(Tool):
     title: ClassVar[str] = "DeepSpeed"
     version: ClassVar[str] = "configuration of 0.18"
     orders: ClassVar[Mapping[str, str]] = {"1f1b": ""}
+    experts: ClassVar[str] = "DeepSpeed is told so by layers of the model (MoE), not by this file"
 
     def refused(self, sketch: Sketch) -> Iterator[Violation]:
         """Replicas of shards, split tokens, and what does not go together there."""

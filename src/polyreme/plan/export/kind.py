@@ -28,13 +28,15 @@ class Tool:
     """One tool. A new one is one file with a class of this form.
 
     `name` is what it is asked for by, `title` what it is called, `version` what its options were
-    read from. `orders` maps the orders of a pipeline that it plays to its names of them.
+    read from. `orders` maps the orders of a pipeline that it plays to its names of them. `experts`
+    says why it does not deal out experts, if it does not.
     """
 
     name: ClassVar[str]
     title: ClassVar[str]
     version: ClassVar[str]
     orders: ClassVar[Mapping[str, str]] = {}
+    experts: ClassVar[str] = ""
 
     def refused(self, sketch: Sketch) -> Iterator[Violation]:
         """What of the plan the tool cannot express, beside orders."""
@@ -59,6 +61,13 @@ def order_refused(tool: Tool, sketch: Sketch) -> Iterator[Violation]:
         return
     legal = f"{', '.join(tool.orders)} (parallel.order), or parallel.pp = 1"
     yield wrong("order_name", sketch.plan.order_name, f"is no order of {tool.title}", legal)
+
+
+def experts_refused(tool: Tool, sketch: Sketch) -> Iterator[Violation]:
+    """Experts on several devices, where the tool cannot be told so."""
+    if sketch.ep > 1 and tool.experts:
+        rule = f"devices have experts dealt out: {tool.experts}"
+        yield wrong("layer_plans", sketch.ep, rule, "parallel.ep = 1")
 
 
 def header(tool: Tool, sketch: Sketch, notes: Iterator[str]) -> str:

@@ -37,6 +37,9 @@ class Megatron(Tool):
             rule = f"is not for pipelines: {self.title} shards gradients in Megatron-FSDP alone"
             legal = '"optimizer" or "none" (parallel.level), or parallel.pp = 1'
             yield wrong("layer_plans", sketch.level, rule, legal)
+        if sketch.ep > 1 and sketch.tp > 1:
+            rule = f"devices have whole experts, and {self.title} cuts these into tensor parts too"
+            yield wrong("layer_plans", sketch.ep, rule, "parallel.ep = 1, or parallel.tp = 1")
         if sketch.recomputes == "some" and _first_blocks(sketch) is None:
             rule = f"are recomputed in a choice that {self.title} does not have"
             legal = "all or none (parallel.recompute), or the first few of each stage"
@@ -58,6 +61,8 @@ class Megatron(Tool):
             yield "CUDA_DEVICE_MAX_CONNECTIONS has to be other than 1 (Megatron-FSDP)."
         elif sketch.tp > 1:
             yield "CUDA_DEVICE_MAX_CONNECTIONS has to be 1 before Blackwell (tensor parts)."
+        if sketch.ep > 1:
+            yield "Experts (--num-experts, --moe-router-topk) are the script's too."
         if sketch.recomputed_ends:
             yield f"Not recomputed here: {', '.join(sketch.recomputed_ends)}."
         if sketch.plan.decouple:
@@ -75,6 +80,9 @@ def _flags(sketch: Sketch) -> Iterator[_Flag]:
     yield ("--tensor-model-parallel-size", sketch.tp)
     if sketch.sp:
         yield ("--sequence-parallel",)
+    if sketch.ep > 1:
+        yield ("--expert-model-parallel-size", sketch.ep)
+        yield ("--moe-token-dispatcher-type", "alltoall")
     yield ("--pipeline-model-parallel-size", sketch.pp)
     if sketch.pp > 1:
         yield from _stages(sketch)

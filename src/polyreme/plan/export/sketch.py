@@ -25,13 +25,15 @@ GRADIENT_BYTES = {"fp32": 4, "bf16": 4, "fp64": 8}  # of an element: the master'
 class Sketch(msgspec.Struct, frozen=True, kw_only=True):
     """A plan whose layers all run alike but for recomputation, on devices in their order.
 
-    `level` and `sp` are ``none`` and false where there is nothing that they would split.
+    `level` and `sp` are ``none`` and false where there is nothing that they would split. Experts of
+    blocks are dealt out to `ep` devices.
     """
 
     plan: Plan
     grid: Grid
     level: Level
     sp: bool
+    ep: int = 1
 
     @property
     def replica(self) -> int:
@@ -131,6 +133,12 @@ def sketch_of(plan: Plan) -> tuple[Sketch | None, list[Violation]]:
     if len(sp) > 1:
         rule = "is set for some layers, and tools split tokens of all or none"
         found.append(wrong("layer_plans", "sp", rule, "parallel.sp = true, or false"))
+    sketch = Sketch(plan=plan, grid=grid, level=min(level), sp=True in sp)
+    dealt = {_ep(plan, name) for stage in sketch.blocks for name in stage}
+    if len(dealt) > 1:
+        rule = "differ by layer, and tools deal out the experts of all layers alike"
+        legal = f"one for all that have experts (parallel.ep = {max(dealt)})"
+        found.append(wrong("layer_plans", sorted(dealt), f"numbers of ep {rule}", legal))
     offloaded = sorted({what for each in plan.layer_plans.values() for what in each.offload})
     if offloaded:
         rule = "are offloaded, which is not exported"
@@ -138,8 +146,12 @@ def sketch_of(plan: Plan) -> tuple[Sketch | None, list[Violation]]:
     if plan.precision == "fp64":
         rule = "is no precision of these tools"
         found.append(wrong("precision", "fp64", rule, '"bf16" or "fp32" (train.precision)'))
-    sketch = Sketch(plan=plan, grid=grid, level=min(level), sp=True in sp)
-    return sketch, found
+    return msgspec.structs.replace(sketch, ep=max(dealt)), found
+
+
+def _ep(plan: Plan, name: str) -> int:
+    degrees = even_degrees(plan.layer_plans[name].split)
+    return 1 if degrees is None else degrees.ep
 
 
 def _levels(plan: Plan) -> frozenset[Level]:

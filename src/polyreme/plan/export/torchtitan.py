@@ -32,6 +32,7 @@ class TorchTitan(Tool):
         "interleaved": "Interleaved1F1B",
         "dualpipe-v": "DualPipeV",
     }
+    experts: ClassVar[str] = "torchtitan has no model with experts of those that are planned here"
 
     def refused(self, sketch: Sketch) -> Iterator[Violation]:
         """What FSDP2 and DDP do otherwise there, and choices of blocks that it does not have."""

@@ -10,13 +10,13 @@ import msgspec
 import numpy as np
 
 from ...cluster.types import Cluster
-from ...plan.grid import INNER_AXES, Degrees
+from ...plan.grid import Degrees
 from ...plan.ir import BUCKET_BYTES
 from ...profile.fit import Fit
 from ...profile.record import Profile
 from ..draft import Draft, Strategy
 from ..groups import Groups
-from .memory import Memory, Unit, count_unit
+from .memory import Memory, Unit
 from .message import Message, Over
 from .traffic import Traffic
 
@@ -116,8 +116,9 @@ class DataCost:
         passes = {size: self._pass_s(groups, size) for size in sizes}
         compute_s = sum(sum(passes[size]) * count for size, count in sizes.items())
         units = [
-            (strategy, self.memory.unit(index, strategy.parts), n, (index, strategy) == groups.tail)
+            (strategy, unit, n, (index, strategy) == groups.tail)
             for index, strategy, n in groups.units
+            for unit in self.memory.units(index, strategy)
         ]
         names = tuple(draft.strategies)
         sharded, bucketed = self._sharded(units), self._bucketed(draft, names)
@@ -140,9 +141,10 @@ class DataCost:
         """What a pipeline rank takes for its update, and for what its data axes exchange."""
         names = draft.layers_of(pipe)
         units = [
-            (strategy, self.traffic.unit(unit, strategy.parts), 1, unit.stays)
-            for unit in self.traffic.held(names).units
-            for strategy in (draft.strategies[unit.layers[0]],)
+            (strategy, unit, 1, held.stays)
+            for held in self.traffic.held(names).units
+            for strategy in (draft.strategies[held.layers[0]],)
+            for unit in self.traffic.units(held, strategy)
         ]
         return RankTime(
             update_s=self._update_s(units),
@@ -165,21 +167,26 @@ class DataCost:
 
         As if nothing but its own passes could hide them; buckets are taken to be full.
         """
-        shapes = self.memory.classes.layers[self.memory.classes.layer_of[name]].shapes
-        unit = count_unit(shapes.params, strategy.parts, looks_up=shapes.looks_up)
-        sharded = self._sharded([(strategy, unit, 1, name == self.memory.graph.layers[-1].name)])
+        is_last = name == self.memory.graph.layers[-1].name
+        units = self.memory.layer_units(name, strategy)
+        sharded = self._sharded([(strategy, unit, 1, is_last) for unit in units])
         sharded.first_gather = sharded.last_reduce = 0.0
-        bucketed = _Parts()
-        if strategy.sharers > 1:
-            close = draft.bucket_bytes or BUCKET_BYTES
-            message = Message(
-                operation="all_reduce", over="data", n_ranks=strategy.sharers, n_bytes=close
-            )
-            n_bytes = unit.loose * self.memory.widths.master
-            bucketed.reduce_last = self.price_s(strategy, pp, message) * n_bytes / close
+        bucketed, close = _Parts(), draft.bucket_bytes or BUCKET_BYTES
+        for unit in units:
+            n_ranks = strategy.sharers // (strategy.ep if unit.experts else 1)
+            if n_ranks > 1:
+                message = Message(
+                    operation="all_reduce",
+                    over="data",
+                    n_ranks=n_ranks,
+                    n_bytes=close,
+                    ep=strategy.ep if unit.experts else 1,
+                )
+                n_bytes = unit.loose * self.memory.widths.master
+                bucketed.reduce_last += self.price_s(strategy, pp, message) * n_bytes / close
         passes = self.layer_passes(name, strategy, size)
         return RankTime(
-            update_s=self._update_s([(strategy, unit, 1, False)]),
+            update_s=self._update_s([(strategy, unit, 1, False) for unit in units]),
             exposed_comm_s=self._exposed_s(draft, sharded, bucketed, passes),
         )
 
@@ -200,9 +207,14 @@ class DataCost:
         taken to lie on one host.
         """
         most = max(1, len(self.host_of) // layout.n_devices)  # stages may have unlike numbers
-        hosts = self._n_hosts(layout.degrees, min(pp, most))
+        degrees = layout.degrees
+        if message.ep != degrees.ep:
+            degrees = msgspec.structs.replace(degrees, ep=message.ep)
+        hosts = self._n_hosts(degrees, min(pp, most))
         if message.operation == "send":
             return self._fit.send_s(pp, message.n_bytes, hosts["stages"])
+        if message.operation == "all_to_all":
+            return self._fit.all_to_all_s(message.n_ranks, message.n_bytes, hosts["experts"])
         return self._fit.collective_s(
             message.operation, message.n_ranks, message.n_bytes, hosts.get(message.over)
         )
@@ -260,7 +272,7 @@ class DataCost:
     def _sharded(self, units: _Units) -> _Parts:
         traffic = _Parts()
         for strategy, unit, count, stays in units:
-            if strategy.parts > 1 and unit.gathered:
+            if unit.parts > 1 and unit.gathered:
                 self._add_units(traffic, strategy, unit, count, stays)
         return traffic
 
@@ -271,8 +283,11 @@ class DataCost:
 
         One of the units may be the tail, which is not gathered again.
         """
-        wide = self.memory.widths
-        hosts = self._n_hosts(strategy.degrees, 1)
+        wide, degrees = self.memory.widths, strategy.degrees
+        if strategy.ep > 1:
+            degrees = degrees if unit.experts else degrees.alone
+            strategy = strategy.of_experts if unit.experts else strategy
+        hosts = self._n_hosts(degrees, 1)
         shard_hosts, replica_hosts = hosts["shards"], hosts["replicas"]
         collective_s = self._fit.collective_s
         gathered_bytes, reduced_bytes = unit.gathered * wide.compute, unit.reduced * wide.master
@@ -311,16 +326,23 @@ class DataCost:
         return traffic
 
     def _hosts_of_groups(self, degrees: Degrees, pp: int) -> Mapping[Over, int]:
-        """Over how many hosts groups of the first devices spread at most, by who is in them."""
-        inner = [getattr(degrees, axis) for axis in INNER_AXES]
+        """Over how many hosts groups of the first devices spread at most, by who is in them.
+
+        Where experts are dealt out, shards, replicas and data are those who hold the same ones.
+        """
+        shards, contexts = degrees.ep_shards, degrees.ep_contexts
+        inner = [degrees.replica, degrees.shard // shards, shards]
+        inner += [degrees.cp // contexts, contexts, degrees.tp]
         grid = np.array(self.host_of[: degrees.n_devices * pp]).reshape(pp, *inner)
         groups: dict[Over, tuple[int, ...]] = {
-            "parts": (4,),
-            "contexts": (3,),
+            "parts": (6,),
+            "contexts": (4, 5),
             "shards": (2,),
-            "replicas": (1, 3),
-            "data": (1, 2, 3),
+            "replicas": (1, 4),
+            "data": (1, 2, 4),
         }
+        if degrees.ep > 1:
+            groups["experts"] = (3, 5)
         found: dict[Over, int] = {"holders": 1, "stages": 1}
         for over, axes in groups.items():
             last = np.moveaxis(grid, axes, range(-len(axes), 0))

@@ -59,7 +59,7 @@ class LayerCosts:
             [
                 [
                     np.inf
-                    if strategy.recompute and name in space.normed
+                    if not space.allows(name, strategy)
                     else sum(self.cost.passes_s(name, strategy, size, pp))
                     + self._once(name, strategy, pp, microbatches, size, draft) / microbatches
                     for strategy in outline.strategies

@@ -20,6 +20,7 @@ from ..draft import Draft, Strategy
 from ..groups import Classes, Groups
 from ..shapes import ParamShape
 from .activations import Activations, waiting_bytes
+from .expert import dealt, shared
 
 SCALAR_BYTES = 4  # a step count is float32 whatever the precision
 SLACK_SHARE = 0.05  # of what is allocated anew in each step; assumed: rounding, fragments
@@ -65,7 +66,8 @@ class Unit(msgspec.Struct, frozen=True, kw_only=True):
 
     `gathered` whole with padding; of the trainable ones `reduced` with padding, `trained` without,
     `largest` is the largest. `loose` counts trainable elements that stay whole on every device.
-    One that `looks_up` is not gathered for its backward pass, unless it is recomputed.
+    One that `looks_up` is not gathered for its backward pass, unless it is recomputed. One of
+    `experts` that are dealt out holds those of a device.
     """
 
     gathered: int
@@ -75,6 +77,7 @@ class Unit(msgspec.Struct, frozen=True, kw_only=True):
     loose: int
     parts: int
     looks_up: bool
+    experts: bool = False
 
     def gathered_again(self, strategy: Strategy) -> bool:
         """Whether the backward pass gathers it once more."""
@@ -95,9 +98,14 @@ def storage(
         layer_plan = layer_plans[layer.name]
         found = even_degrees(layer_plan.split)
         assert found is not None, "only even splits can be priced"
-        place = devices(layer_plan.split).index(device) // found.tp
+        place = devices(layer_plan.split).index(device) // (found.tp * found.cp)
         strategy = Strategy(
-            replica=found.replica, shard=found.shard, tp=found.tp, level=layer_plan.level
+            replica=found.replica,
+            shard=found.shard,
+            cp=found.cp,
+            tp=found.tp,
+            ep=found.ep,
+            level=layer_plan.level,
         )
         total += memory.layer_storage(layer.name, strategy, place % found.shard)
     return total
@@ -121,6 +129,7 @@ class Memory:
         self.activations = Activations(graph, self.classes)
         self._store = functools.cache(self._stored)
         self.unit = functools.cache(self._unit)
+        self._dealt = functools.cache(self._dealt_units)
 
     def layer_storage(self, name: str, strategy: Strategy, shard_index: int) -> Storage:
         """Bytes of one layer on the devices at an index of the shard axis."""
@@ -141,14 +150,26 @@ class Memory:
 
     def _held(self, index: int, strategy: Strategy, shard_index: int) -> Storage:
         at = min(shard_index, strategy.parts - 1)
-        held = self._store(index, strategy.parts, at)
+        held = self._store(index, strategy.parts, at, strategy.ep)
+        if strategy.ep > 1:
+            parts = strategy.of_experts.parts
+            at = min(shard_index // strategy.degrees.ep_shards, parts - 1)
+            held += self._store(index, parts, at, strategy.ep, experts=True)
         return msgspec.structs.replace(held, optimizer=0) if strategy.offload else held
 
-    def _stored(self, index: int, parts: int, shard_index: int) -> Storage:
-        wide = self.widths
+    def _stored(
+        self, index: int, parts: int, shard_index: int, ep: int, *, experts: bool = False
+    ) -> Storage:
+        """Of a layer's class: all, or where experts are dealt out, those of a device, or the rest.
+
+        One of so many parts of it.
+        """
+        wide, params = self.widths, self.classes.layers[index].shapes.params
+        if ep > 1:
+            params = dealt(params, ep) if experts else shared(params)
         copy = wide.compute if wide.compute != wide.master else 0
         parameters = gradients = optimizer = 0
-        for param in self.classes.layers[index].shapes.params:
+        for param in params:
             if parts > 1 and not param.special:
                 held = param.padded_elements(parts)
                 local = param.local_elements(parts, shard_index)
@@ -199,9 +220,13 @@ class Memory:
 
     def kept_bytes(self, name: str, strategy: Strategy, microbatches: int) -> int:
         """What a layer's unit holds gathered, or not yet reduced, all through a step."""
+        units = self.layer_units(name, strategy)
+        return sum(self._kept(unit, strategy, microbatches) for unit in units)
+
+    def layer_units(self, name: str, strategy: Strategy) -> tuple[Unit, ...]:
+        """A layer's own parameters; its experts by themselves where they are dealt out."""
         shapes = self.classes.layers[self.classes.layer_of[name]].shapes
-        unit = count_unit(shapes.params, strategy.parts, looks_up=shapes.looks_up)
-        return self._kept(unit, strategy, microbatches)
+        return count_units(shapes.params, strategy, looks_up=shapes.looks_up)
 
     def _kept(self, unit: Unit, strategy: Strategy, microbatches: int) -> int:
         """Whole gradients less the share of them that is stored: it takes their place."""
@@ -217,15 +242,14 @@ class Memory:
 
     def passing_bytes(self, name: str, strategy: Strategy) -> int:
         """What a layer's unit takes while it is gathered for its backward pass, and only then."""
-        shapes = self.classes.layers[self.classes.layer_of[name]].shapes
-        unit = count_unit(shapes.params, strategy.parts, looks_up=shapes.looks_up)
-        return unit.gathered * self.widths.compute if unit.gathered_again(strategy) else 0
+        units = self.layer_units(name, strategy)
+        return sum(unit.gathered for unit in units if unit.gathered_again(strategy)) * (
+            self.widths.compute
+        )
 
     def reducing_bytes(self, name: str, strategy: Strategy) -> int:
         """What a layer's gradients take when they are reduced, at least."""
-        shapes = self.classes.layers[self.classes.layer_of[name]].shapes
-        unit = count_unit(shapes.params, strategy.parts, looks_up=shapes.looks_up)
-        return self._reducing(unit)
+        return max(map(self._reducing, self.layer_units(name, strategy)))
 
     def _reducing(self, unit: Unit) -> int:
         whole = unit.largest * self.widths.compute
@@ -273,14 +297,14 @@ class Memory:
         kept = reducing = 0
         passing: dict[tuple[int, Strategy], int] = {}
         for index, strategy, count in groups.units:
-            unit = self.unit(index, strategy.parts)
-            reducing = max(reducing, self._reducing(unit))
+            units = self.units(index, strategy)
+            reducing = max(reducing, *map(self._reducing, units))
             if strategy.parts == 1:
                 continue
-            kept += self._kept(unit, strategy, microbatches) * count
+            kept += sum(self._kept(unit, strategy, microbatches) for unit in units) * count
             if strategy.level == "params":
-                again = unit.gathered_again(strategy)
-                passing[index, strategy] = unit.gathered * wide.compute if again else 0
+                gathered = (unit.gathered for unit in units if unit.gathered_again(strategy))
+                passing[index, strategy] = sum(gathered) * wide.compute
         largest = max(passing.values(), default=0)
         tail = passing.get(groups.tail, 0)
         two_passing = max(
@@ -290,10 +314,35 @@ class Memory:
         spanning = tail if groups.spans else 0
         return kept + tail, kept + spanning + two_passing + largest + reducing
 
+    def units(self, index: int, strategy: Strategy) -> tuple[Unit, ...]:
+        """What a unit of layers gathers and reduces together: all, or its experts apart."""
+        if strategy.ep > 1:
+            return self._dealt(index, strategy)
+        return (self.unit(index, strategy.parts),)
+
     def _unit(self, index: int, parts: int) -> Unit:
+        params, looks_up = self._unit_params(index)
+        return count_unit(params, parts, looks_up=looks_up)
+
+    def _dealt_units(self, index: int, strategy: Strategy) -> tuple[Unit, ...]:
+        params, looks_up = self._unit_params(index)
+        return count_units(params, strategy, looks_up=looks_up)
+
+    def _unit_params(self, index: int) -> tuple[list[ParamShape], bool]:
         shapes = [self.classes.layers[member].shapes for member in self.classes.units[index]]
         params = [param for layer in shapes for param in layer.params]
-        return count_unit(params, parts, looks_up=all(layer.looks_up for layer in shapes))
+        return params, all(layer.looks_up for layer in shapes)
+
+
+def count_units(
+    params: Sequence[ParamShape], strategy: Strategy, *, looks_up: bool
+) -> tuple[Unit, ...]:
+    """Elements of parameters that run so: one unit, or two where experts are dealt out."""
+    if strategy.ep == 1:
+        return (count_unit(params, strategy.parts, looks_up=looks_up),)
+    own = count_unit(dealt(params, strategy.ep), strategy.of_experts.parts, looks_up=False)
+    rest = count_unit(shared(params), strategy.parts, looks_up=looks_up)
+    return rest, msgspec.structs.replace(own, experts=True)
 
 
 def count_unit(params: Iterable[ParamShape], parts: int, *, looks_up: bool) -> Unit:

@@ -50,7 +50,7 @@ class StepCost:
         """Seconds of one step on the data rank that has most samples."""
         if not draft.bucket_bytes or draft.decouple is None or self._uncut(draft):
             return self(self.ordered(draft))
-        if draft.pp == draft.strategy.tp == draft.strategy.cp == 1:
+        if draft.pp == draft.strategy.tp == draft.strategy.cp == 1 and not draft.deals_out:
             return self.data(draft)
         costs = self.costs(draft)
         if draft.stages:
@@ -61,7 +61,9 @@ class StepCost:
             makespan_s = draft.microbatches * each_s
         ranks = [self.data.rank(draft, pipe) for pipe in range(draft.pp)]
         exchanged = [self._exchanged_s(draft, pipe) for pipe in range(draft.pp)]
-        parts_s = min(max(each["parts"] + each["contexts"] for each in exchanged), makespan_s)
+        in_passes = ("parts", "contexts", "experts")
+        parts_s = max(sum(each[over] for over in in_passes) for each in exchanged)
+        parts_s = min(parts_s, makespan_s)
         exposed_s = max(
             rank.exposed_comm_s + each["holders"]
             for rank, each in zip(ranks, exchanged, strict=True)

@@ -8,7 +8,8 @@ of them in each forward and each backward pass, and sum their gradients: the byt
 (Liu, Zaharia and Abbeel, Ring Attention, 2023). Or they have heads in place of tokens meanwhile,
 if each can have some: queries, keys, values and what attention gives go from all to all in either
 direction (Jacobs et al., DeepSpeed Ulysses, 2023). They do what sends less; none of it is taken as
-hidden, and causal work as dealt out evenly.
+hidden, and causal work as dealt out evenly. What experts that are dealt out exchange (`expert`)
+comes to that.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from ...graph.layer import LayerGraph
 from ...graph.tensor import TensorPlan
 from ..draft import Strategy
 from ..replay import saved_after
+from .expert import all_to_all
 from .memory import Widths
 from .message import Message, Operation
 
@@ -78,9 +80,14 @@ class TensorParts:
         self, name: str, strategy: Strategy, size: int, n_tokens: int | None = None
     ) -> Exchanges:
         """Those of a microbatch of so many samples (of a slice of so many of its tokens)."""
-        plan = self._graph.tensor_plan(name)
+        plan, experts = self._graph.tensor_plan(name), self._graph.expert_plan(name)
+        routed = Exchanges()
+        if strategy.ep > 1 and experts is not None:
+            both = (all_to_all(experts, strategy, size, self._widths.compute, n_tokens),) * 2
+            repeated = both if strategy.recompute else ()
+            routed = Exchanges(forward=both, again=repeated, backward=both)
         if plan is None:
-            return Exchanges()
+            return routed
         forward, again, backward = self._contexts(plan, strategy, size)
         meetings = self._meetings(name, plan, sp=strategy.sp) if strategy.tp > 1 else ()
         for meeting in meetings:
@@ -95,7 +102,11 @@ class TensorParts:
                     again.append(forward[-1])
             if back is not None:
                 backward.append(_over_parts(back, strategy.tp, n_bytes))
-        return Exchanges(forward=tuple(forward), again=tuple(again), backward=tuple(backward))
+        return Exchanges(
+            forward=(*forward, *routed.forward),
+            again=(*again, *routed.again),
+            backward=(*backward, *routed.backward),
+        )
 
     def _contexts(
         self, plan: TensorPlan, strategy: Strategy, size: int

@@ -17,7 +17,8 @@ from ...plan.ir import Action, accumulation_order
 from ...plan.order import ORDERS
 from ..draft import Draft, Strategy
 from ..held import Held, HeldParam, HeldUnit, buckets, held_by
-from .memory import Memory, Unit, count_unit
+from .expert import dealt_out
+from .memory import Memory, Unit, count_unit, count_units
 from .message import Message, Messages, Operation, Over
 from .slices import even_slices
 from .tensor import TensorParts
@@ -36,7 +37,7 @@ class Traffic:
         self.memory = memory
         self.parts = TensorParts(memory.graph, memory.widths)
         self.held = functools.cache(self._held)
-        self.unit = functools.cache(self._unit)
+        self._unit = functools.cache(self._count_unit)
         self._n_trainable = functools.cache(self._trainable)
         self._pipes = functools.cache(self._holders)
         self._crossings = functools.cache(self._all_crossings)
@@ -91,28 +92,40 @@ class Traffic:
         n_ranks, held = draft.strategy.sharers, self.held(names)
         if n_ranks == 1:
             return ()
-        firsts = (unit.layers[0] for unit in held.units)
-        cut = frozenset(first for first in firsts if draft.strategies[first].parts > 1)
+        how = {unit.layers[0]: draft.strategies[unit.layers[0]] for unit in held.units}
+        cut = frozenset(first for first, each in how.items() if each.parts > 1)
+        dealt = tuple((first, each) for first, each in how.items() if each.ep > 1)
         joint: frozenset[str] = frozenset()
         if draft.decouple:
             joint = frozenset(param.name for _, param in self._joint(draft, names))
-        key = (names, cut, draft.bucket_bytes, n_ranks, draft.decouple, joint)
+        key = (names, cut, dealt, draft.bucket_bytes, n_ranks, draft.decouple, joint)
         if key not in self._buckets:
-            sizes = functools.partial(
-                buckets, held, cut, self.memory.widths.master, draft.bucket_bytes
-            )
-            halves = sizes(lambda name: bool(draft.decouple) and name not in joint)
-            whole = sizes(lambda name: not draft.decouple or name in joint)
-            step = n_ranks * self.memory.widths.master
-            self._buckets[key] = (
-                *(
-                    _message(operation, "data", n_ranks, -(-n_bytes // step) * step)
-                    for n_bytes in halves
-                    for operation in _HALVES
-                ),
-                *(_message("all_reduce", "data", n_ranks, n_bytes) for n_bytes in whole),
+            self._buckets[key] = tuple(
+                message
+                for ep, part in dealt_out(held, dict(dealt))
+                for message in self._in_buckets(draft, part, cut, joint, n_ranks // ep, ep)
             )
         return self._buckets[key]
+
+    def _in_buckets(
+        self,
+        draft: Draft,
+        held: Held,
+        cut: frozenset[str],
+        joint: frozenset[str],
+        n_ranks: int,
+        ep: int,
+    ) -> Iterator[Message]:
+        """Of buckets that so many devices sum."""
+        if n_ranks == 1:
+            return
+        sizes = functools.partial(buckets, held, cut, self.memory.widths.master, draft.bucket_bytes)
+        step = n_ranks * self.memory.widths.master
+        for n_bytes in sizes(lambda name: bool(draft.decouple) and name not in joint):
+            for operation in _HALVES:
+                yield _message(operation, "data", n_ranks, -(-n_bytes // step) * step, ep)
+        for n_bytes in sizes(lambda name: not draft.decouple or name in joint):
+            yield _message("all_reduce", "data", n_ranks, n_bytes, ep)
 
     # Passes
 
@@ -238,38 +251,46 @@ class Traffic:
     def _held(self, names: tuple[str, ...]) -> Held:
         return held_by(self.memory.graph, self.memory.classes.shapes, names)
 
-    def _unit(self, unit: HeldUnit, parts: int) -> Unit:
+    def units(self, held: HeldUnit, strategy: Strategy) -> tuple[Unit, ...]:
+        """What of it is gathered and reduced together: all, or its experts apart."""
+        if strategy.ep > 1:
+            return count_units(held.params, strategy, looks_up=held.looks_up)
+        return (self._unit(held, strategy.parts),)
+
+    def _count_unit(self, unit: HeldUnit, parts: int) -> Unit:
         return count_unit(unit.params, parts, looks_up=unit.looks_up)
 
     def _of_units(self, draft: Draft, cell: Cell) -> Messages:
         """Of parameters that are cut into shards."""
         found: Messages = Counter()
-        strategy, wide = draft.strategy, self.memory.widths
+        wide = self.memory.widths
         actions = self._actions(draft, cell)
         stage_of = {name: stage for stage, names in enumerate(draft.stages) for name in names}
         for held in self.held(draft.layers_of(cell.pipe)).units:
             how = draft.strategies[held.layers[0]]
-            unit = self.unit(held, how.parts)
-            if how.parts == 1 or not unit.gathered:
+            if how.parts == 1:
                 continue
             stages = {stage_of.get(name, 0) for name in held.layers}
             again = any(draft.strategies[name].recompute for name in held.layers)
-            looks_up = held.looks_up and not again
             n_gathered, n_backward = _gathered(
                 [each for each in actions if each.stage in stages],
                 kept=how.level != "params",
                 stays=held.stays,
-                looks_up=looks_up,
+                looks_up=held.looks_up and not again,
             )
-            gather = unit.gathered * wide.compute
-            found[_message("all_gather", "shards", strategy.shard, gather)] += n_gathered
-            if unit.reduced and n_backward:
-                n_reduced = 1 if how.level == "optimizer" else n_backward
-                n_bytes = unit.reduced * wide.master
-                found[_message("reduce_scatter", "shards", strategy.shard, n_bytes)] += n_reduced
-                if strategy.copies > 1:
-                    own = n_bytes // unit.parts
-                    found[_message("all_reduce", "replicas", strategy.copies, own)] += 1
+            for unit in self.units(held, how):
+                if unit.parts == 1 or not unit.gathered:
+                    continue
+                ep, who = (how.ep, how.of_experts) if unit.experts else (1, how)
+                gather = unit.gathered * wide.compute
+                found[_message("all_gather", "shards", who.shard, gather, ep)] += n_gathered
+                if unit.reduced and n_backward:
+                    n_reduced = 1 if how.level == "optimizer" else n_backward
+                    n_bytes = unit.reduced * wide.master
+                    found[_message("reduce_scatter", "shards", who.shard, n_bytes, ep)] += n_reduced
+                    if who.copies > 1:
+                        own = n_bytes // unit.parts
+                        found[_message("all_reduce", "replicas", who.copies, own, ep)] += 1
         return found
 
     def _of_holders(self, draft: Draft, cell: Cell) -> Messages:
@@ -341,5 +362,5 @@ def _share(n: int, rank: int, n_ranks: int) -> int:
     return each + (rank < left)
 
 
-def _message(operation: Operation, over: Over, n_ranks: int, n_bytes: int) -> Message:
-    return Message(operation=operation, over=over, n_ranks=n_ranks, n_bytes=n_bytes)
+def _message(operation: Operation, over: Over, n_ranks: int, n_bytes: int, ep: int = 1) -> Message:
+    return Message(operation=operation, over=over, n_ranks=n_ranks, n_bytes=n_bytes, ep=ep)

@@ -14,11 +14,12 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from safetensors.torch import load
 
+from ...algo.effects import Numbers
 from ...errors import RunError
 from ..transport.letters import Kind, Letter
 from ..transport.local import HOME, Address, Office
 from .nursery import Ended, Nursery
-from .server import TOLD
+from .server import SUSPECT, TOLD
 
 if TYPE_CHECKING:
     import torch
@@ -36,6 +37,18 @@ class _Member:
     heard_s: float = field(default_factory=time.monotonic)
     silent: bool = False
     told: int = 0
+
+
+class Told(NamedTuple):
+    """What a server told of a batch, and when that came; suspects are those told of before it."""
+
+    worker: int
+    delay: int
+    step: int
+    lr: float
+    row: Numbers
+    came_s: float
+    suspects: tuple[int, ...]
 
 
 class Spent(NamedTuple):
@@ -76,7 +89,8 @@ class Home:
         self._nursery, self._begin, self._timeout_s = nursery, begin, timeout_s
         self.n, self.servers = n, range(n, n + servers)
         self.members = {rank: _Member() for rank in range(n + servers)}
-        self.told: SimpleQueue[tuple[float, ...]] = SimpleQueue()  # as `TOLD`, and when it came
+        self.told: SimpleQueue[Told] = SimpleQueue()
+        self._suspects: list[int] = []
         self.here: SimpleQueue[Letter] = SimpleQueue()
         self.spent: dict[int, Spent] = {}
         self.before: dict[int, Spent] = {}
@@ -154,8 +168,7 @@ class Home:
                         self._tell_left(worker, [letter.source])
         elif letter.kind is Kind.TOLD and letter.number >= member.told:
             member.told = letter.number + 1  # a server that went back tells some again
-            for row in TOLD.iter_unpack(letter.body):
-                self.told.put((*row, member.heard_s))
+            self._heard(letter.body, member.heard_s)
         elif letter.kind is Kind.DID:
             found = load(bytes(letter.body))
             self.spent[letter.source] = Spent(*found.pop("spent").tolist())
@@ -166,6 +179,15 @@ class Home:
                 sys.stderr.write("polyreme: a server refused a letter without the run's token\n")
             else:
                 self.here.put(letter)
+
+    def _heard(self, body: bytes | memoryview, came_s: float) -> None:
+        """What a server told; suspects are told of with the next batch."""
+        for worker, delay, step, lr, *row in TOLD.iter_unpack(body):
+            if step == SUSPECT:
+                self._suspects.append(worker)
+                continue
+            suspects, self._suspects = tuple(self._suspects), []
+            self.told.put(Told(worker, delay, step, lr, Numbers(*row), came_s, suspects))
 
     def _lost(self, ended: Ended) -> None:
         """Begin a member anew that was killed."""

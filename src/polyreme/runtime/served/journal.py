@@ -9,7 +9,7 @@ from pathlib import Path
 
 from ..transport.letters import Kind, Letter
 
-_HEAD = struct.Struct("<BiIqQ")  # kind, source, life, number, bytes of the body
+_HEAD = struct.Struct("<BiIqqQ")  # kind, source, life, number, covered, bytes of the body
 
 
 class Journal:
@@ -30,19 +30,19 @@ class Journal:
         size = os.fstat(self._file).st_size
         with os.fdopen(os.dup(self._file), "rb") as file:
             while len(head := file.read(_HEAD.size)) == _HEAD.size:
-                kind, source, life, number, length = _HEAD.unpack(head)
+                kind, source, life, number, covered, length = _HEAD.unpack(head)
                 if self.nbytes + _HEAD.size + length > size:
                     break
                 body = file.read(length)
                 self.nbytes += _HEAD.size + length
-                yield Letter(Kind(kind), source, life, number, 0, body)
+                yield Letter(Kind(kind), source, life, number, covered, body)
         os.ftruncate(self._file, self.nbytes)
         os.lseek(self._file, self.nbytes, os.SEEK_SET)
 
     def add(self, letter: Letter) -> None:
         """Write one down."""
         body = memoryview(letter.body)
-        head = _HEAD.pack(letter.kind, letter.source, letter.life, letter.number, body.nbytes)
+        head = _HEAD.pack(*letter[:-1], body.nbytes)
         left = [memoryview(head), body]
         while left:
             done = os.writev(self._file, left)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from safetensors.torch import save_file
 
-from ...algo.effects import Numbers, Record, Seen
+from ...algo.effects import Record, Seen
 from ...algo.sync.kind import State as WorkerState
 from ...errors import RunError
 from .. import own
@@ -27,7 +27,7 @@ from ..timing import StepTimes
 from ..transport.letters import TOKEN_BYTES, Kind, Letter
 from ..transport.local import HOME, Address
 from ..workers import Team, TeamState
-from .home import Home, loaded
+from .home import Home, Told, loaded
 from .memory import shared
 from .nursery import Nursery
 
@@ -137,7 +137,7 @@ class Members:
         each, n, came_s = self._sync.per_push, self._team.n, time.monotonic()
         while first < stop:
             start_s = time.monotonic()
-            rows: list[tuple[float, ...]] = []
+            rows: list[Told] = []
             while len(rows) < each * n:
                 home.check()
                 try:
@@ -146,8 +146,8 @@ class Members:
                     self._look(home, start_s)
             steps = range(first + 1, min(first + each, stop) + 1)
             records = [_record(step, rows[at::each]) for at, step in enumerate(steps)]
-            times = self._times(home, max(rows[-1][-1] - came_s, 1e-9), len(records))
-            came_s = rows[-1][-1]
+            times = self._times(home, max(rows[-1].came_s - came_s, 1e-9), len(records))
+            came_s = rows[-1].came_s
             before, self.sent_bytes = self.sent_bytes, self._sent(home)
             first = steps[-1]
             came = self._team.came(
@@ -303,15 +303,16 @@ def _taken(queue: SimpleQueue[Any]) -> Iterator[Any]:
         yield queue.get()
 
 
-def _record(step: int, told: list[tuple[float, ...]]) -> Record:
+def _record(step: int, told: list[Told]) -> Record:
     """A step of all, of what was told of each push."""
     return Record(
         step=step,
         seen=Seen(
-            rows=tuple(Numbers(*row[4:-1]) for row in told),
-            workers=tuple(int(row[0]) for row in told),
+            rows=tuple(each.row for each in told),
+            workers=tuple(each.worker for each in told),
             apart=True,
         ),
-        lr=told[-1][3],
-        delays=tuple(int(row[1]) for row in told if row[1] >= 0),
+        lr=told[-1].lr,
+        delays=tuple(each.delay for each in told if each.delay >= 0),
+        suspects=tuple(sorted({worker for each in told for worker in each.suspects})),
     )

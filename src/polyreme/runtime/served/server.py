@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save, save_file
 
 from ...algo.answer import Answers
 from ...algo.compose import DataParallel
-from ...algo.effects import Received, Record, Recv, Send, SumShards
+from ...algo.effects import Now, Numbers, Received, Record, Recv, Send, SumShards, Suspect
 from ...algo.packet import Message, from_bytes, to_bytes
 from ...algo.push import HELLO, LEFT
 from ...algo.sync.kind import State
@@ -31,9 +31,12 @@ _LEAST_BYTES, _TIMES = 1 << 26, 4
 """A snapshot is taken once more is written than this, or than so many times the last snapshot."""
 
 _PATIENCE_S = 1.0
+_TURN_S = 1.0  # a longer turn is one in which it was stopped, and its clock with it
 
 TOLD = struct.Struct("<iqqd4d")
-"""Of a batch: worker, delay, step, rate, and its `Numbers`."""
+"""Of a batch: worker, delay, step, rate, and its `Numbers`; of a suspect its worker, at a step of
+`SUSPECT`."""
+SUSPECT = -1
 
 
 @dataclass(kw_only=True)
@@ -59,7 +62,9 @@ class Server:
     are asked for anew. A push is written down before it is dealt with; every `snapshot_s` seconds,
     or when much is written, a snapshot takes the place of that. One that was killed deals again
     with what followed its snapshot, in the same order. Pushes are counted anew in each life of a
-    worker.
+    worker. Its clock counts the seconds that it was there for, in all its lives; what is written
+    down of a letter has the time, in microseconds, in `covered`, so that it is dealt with again at
+    the time at which it was.
     """
 
     sync: Served
@@ -78,6 +83,8 @@ class Server:
     _n_journals: int = field(init=False, default=0)
     _most: int = field(init=False, default=_LEAST_BYTES)
     _again: bool = field(init=False, default=False)  # what was dealt with is dealt with again
+    _now_s: float = field(init=False, default=0.0)
+    _at_us: int = field(init=False, default=0)  # when what is dealt with came
 
     def play(self) -> None:
         """Until home says that all is over."""
@@ -85,10 +92,12 @@ class Server:
         self._home.send(HOME, Letter(Kind.UP, self.me.rank, self.life))
         self._restore()
         self._refused = 0
-        self._saved_s = time.monotonic()
+        self._saved_s = turned_s = time.monotonic()
         with Office(self.address, self.me.rank, self._refuse) as self._office:
             while True:
                 letter = self._office.take(0.05)
+                before_s, turned_s = turned_s, time.monotonic()
+                self._now_s += min(turned_s - before_s, _TURN_S)
                 if letter is not None:
                     self._took(letter)
                 asked = self._home.take(0.0)
@@ -138,9 +147,8 @@ class Server:
         elif letter.number == known.last:
             self._ask(letter.number, letter.source, known)
         elif letter.number > known.last:
-            self._journal.add(letter)
             known.last = letter.number
-            self._deal(letter)
+            self._deal(self._written(letter))
 
     def _miss(self, worker: int, known: Known) -> None:
         """Some are missing: asked for once, and again where none of them comes for a while."""
@@ -151,8 +159,14 @@ class Server:
 
     def _hear(self, letter: Letter) -> None:
         """That a worker came, or is gone."""
+        self._notice(self._written(letter))
+
+    def _written(self, letter: Letter) -> Letter:
+        """What is written down of a letter that is dealt with now."""
+        self._at_us = round(self._now_s * 1e6)
+        letter = letter._replace(covered=self._at_us)
         self._journal.add(letter)
-        self._notice(letter)
+        return letter
 
     def _notice(self, letter: Letter) -> None:
         number = HELLO if letter.kind is Kind.HELLO else LEFT
@@ -274,6 +288,10 @@ class Server:
                 self._answer(effect.to, effect.message)
             elif isinstance(effect, Record):
                 rows.append(_told(effect))
+            elif isinstance(effect, Suspect):
+                rows += [TOLD.pack(w, 0, SUSPECT, 0.0, *Numbers()) for w in effect.workers]
+            elif isinstance(effect, Now):
+                answer = self._at_us / 1e6
             else:
                 assert isinstance(effect, SumShards), f"{effect} is none of a server"
                 answer = effect.partial
@@ -296,6 +314,7 @@ class Server:
             "told": self.told,
             "applied": self._list.n_rows,
             "journal": self._n_journals + 1,
+            "now_s": self._now_s,
         }
         save_file(own.apart(self._whole()), partial, {"kept": json.dumps(kept)})
         partial.replace(path)
@@ -318,12 +337,13 @@ class Server:
                 for worker, (life, last) in kept["known"].items()
             }
             self.told, n_applied = kept["told"], kept["applied"]
-            self._n_journals = kept["journal"]
+            self._n_journals, self._now_s = kept["journal"], kept["now_s"]
         self._list = AppliedList(self.folder / f"applied-{self._number}.bin", n_applied)
         self._journal = self._open(self._n_journals, new=not self.life)
         self._again = True
         for letter in self._journal.letters():
             known = self._begun(letter.source, letter.life)
+            self._at_us, self._now_s = letter.covered, letter.covered / 1e6
             if letter.kind is Kind.PUSH:
                 known.last = letter.number
                 self._deal(letter)

@@ -56,7 +56,8 @@ class Letter(NamedTuple):
     `covered` is the last push of the receiver that the server has written down; with home it
     counts what home asked, so that answers to something earlier are told apart. Of what players
     say it is the tag between workers, else how often the receiver was begun; or, from a worker to a
-    server that remembers, the last letter that came from there.
+    server that remembers, the last letter that came from there. In a server's journal it is the
+    time, in microseconds.
     """
 
     kind: Kind
