@@ -19,7 +19,7 @@ from polyreme.algo import members as algo_members
 from polyreme.algo.compose import DataParallel
 from polyreme.algo.compress import Compressor, Sign
 from polyreme.algo.feedback import DGC
-from polyreme.algo.members import Member, members, schedules
+from polyreme.algo.members import Member, attacks, members, schedules
 from polyreme.algo.rule import SGD, AdamW
 from polyreme.algo.topology import Gossip, ParameterServer, Torus2D
 from polyreme.algo.topology.graph import Matrix
@@ -108,7 +108,9 @@ def test_what_the_page_says_is_refused_is(algorithm: DataParallel, path: str) ->
 # The list
 
 
-@pytest.mark.parametrize("member", [*members(), *schedules()], ids=lambda m: f"{m.part}-{m.kind}")
+@pytest.mark.parametrize(
+    "member", [*members(), *schedules(), *attacks()], ids=lambda m: f"{m.part}-{m.kind}"
+)
 def test_every_member_says_what_it_is(member: Member) -> None:
     assert member.line.endswith(".")
     assert len(member.line) <= 120
@@ -143,7 +145,7 @@ def test_no_member_is_listed_twice() -> None:
 def test_the_command_lists_them(capsys: pytest.CaptureFixture[str]) -> None:
     rows = api.listing("algorithms")
     assert [row["name"] for row in rows] == [
-        f"{each.part}: {each.kind}" for each in (*members(), *schedules())
+        f"{each.part}: {each.kind}" for each in (*members(), *schedules(), *attacks())
     ]
     row = next(row for row in rows if row["name"] == "topology.method: CHOCO")
     assert row["source"].startswith("Koloskova")

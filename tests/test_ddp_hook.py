@@ -12,6 +12,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import polyreme as pr
+from polyreme.algo.aggregate import CoordinateMedian
 from polyreme.algo.compose import DataParallel
 from polyreme.algo.compress import (
     AdaComp,
@@ -136,6 +137,7 @@ ALGORITHMS = {
     "dense, small ones": DataParallel(
         compress=TopK(ratio=0.2, dense_below=8), feedback=ErrorFeedback()
     ),
+    "suspects": DataParallel(aggregate=CoordinateMedian(byzantine=0)),
     "messages": DataParallel(compress=GTopK(ratio=0.2), feedback=ErrorFeedback()),
     "a ring": DataParallel(topology=Ring(), compress=TopK(ratio=0.2), feedback=ErrorFeedback()),
     "a server": DataParallel(

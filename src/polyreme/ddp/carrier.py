@@ -7,7 +7,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from ..algo.effects import Combine, Program, Received, Recv, Send, Sum, SumShards
+from ..algo.effects import Combine, Program, Received, Recv, Send, Sum, SumShards, Suspect
 from ..algo.packet import Kinds, Message, from_bytes, to_bytes
 from ..algo.topology.passing import refilled, vector
 from ..algo.worker import Worker
@@ -48,6 +48,8 @@ class Carrier:
                     answer = self._receive(effect, me)
                 case SumShards():
                     answer = effect.partial
+                case Suspect():
+                    answer = None
                 case _:
                     raise AssertionError(f"an exchange does not ask for {effect}")
 

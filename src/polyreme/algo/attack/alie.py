@@ -5,7 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from statistics import NormalDist
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Annotated, ClassVar
+
+import msgspec
 
 from ...errors import Violation
 from ..vector import mean
@@ -32,7 +34,7 @@ class ALIE(AttackKind, frozen=True, kw_only=True, tag="ALIE", tag_field="kind"):
     """
 
     sees: ClassVar[bool] = True
-    z: float | None = None
+    z: Annotated[float, msgspec.Meta(ge=0, examples=[1.0])] | None = None
 
     def refused(self, n: int, path: str) -> list[Violation]:
         """Numbers of workers that give no z."""
