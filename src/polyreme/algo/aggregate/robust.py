@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated, ClassVar
 
 import msgspec
@@ -42,7 +42,7 @@ class Made:
 class RobustKind(AggregatorKind, frozen=True, kw_only=True):
     """An aggregator whose result stays with the honest rows whatever the others hold.
 
-    Rows that are not finite are set aside first and count as hostile. What is left is mixed by
+    Rows that are not finite are set aside first: each was one of the f. What is left is mixed by
     what comes `before`, in its order. Ties go to the row of the lowest index.
 
     Attributes:
@@ -144,12 +144,13 @@ class RobustKind(AggregatorKind, frozen=True, kw_only=True):
         state: State,
         weights: Sequence[float] | None = None,
         absent: int = 0,
+        numbers: Sequence[int] | None = None,
     ) -> Split[Combined]:
         """The aggregate of rows, the next state, and the suspects among the rows.
 
         Suspects are the rows set aside, and of the others those farthest from the aggregate, to f
-        in all. `weights` say how much each row counts, `absent` how many rows are missing, which
-        count as hostile.
+        in all with the absent. `weights` say how much each row counts, `absent` how many rows are
+        missing, which count as hostile, `numbers` whose each row is (unset: from 0 on).
 
         Raises:
             ConfigError: Rows are to count unlike, and here they cannot.
@@ -163,7 +164,7 @@ class RobustKind(AggregatorKind, frozen=True, kw_only=True):
             # Rows are mostly finite: whether they are is found out on the way.
             made, all_finite = self._of_entries(range(given.n), given.n, weights, absent), True
         else:
-            made, after = yield from self.prepared(given, state, weights, absent)
+            made, after = yield from self.prepared(given, state, weights, absent, numbers)
         while True:
             out = torch.empty_like(given.like)
             told = torch.zeros(2, len(made.kept), dtype=torch.float64, device=out.device)
@@ -191,6 +192,7 @@ class RobustKind(AggregatorKind, frozen=True, kw_only=True):
         state: State,
         weights: Sequence[float] | None = None,
         absent: int = 0,
+        numbers: Sequence[int] | None = None,
     ) -> Split[tuple[Made, State]]:
         """How the aggregate is made of the rows, and the next state but for the centre."""
         import numpy as np
@@ -206,6 +208,8 @@ class RobustKind(AggregatorKind, frozen=True, kw_only=True):
             kept = [i for i in range(given.n) if not bad[i]]
             return self._of_entries(kept, given.n, weights, absent), state
         points, kept = yield from measured(given, state.get("centre"))
+        if numbers is not None:
+            points = replace(points, numbers=tuple(numbers[i] for i in kept))
         f = self._left(given.n, len(kept), absent)
         counted = self._weighed(weights, kept)
         mixed, whole, before = points, np.eye(points.n, points.n + 2), []
@@ -275,19 +279,21 @@ class RobustKind(AggregatorKind, frozen=True, kw_only=True):
         raise ConfigError([Violation(path="weights", value=list(weights), rule=rule, legal=legal)])
 
     def _left(self, n: int, kept: int, absent: int) -> int:
-        """How many of the rows left may be hostile: as many as is legal.
+        """How many of the rows left may be hostile: each that is gone counts as one that was.
 
         Raises:
             RunError: More are gone than may be hostile, or too few are left.
         """
-        f, gone = self.byzantine, absent + n - kept
+        gone = absent + n - kept
+        left = self.byzantine - gone
         said = f"{gone} of {n + absent} rows are missing or not finite"
-        if gone > f:
-            raise RunError(f"{said}, and {tag(self)} was told of at most {f} that may be hostile")
-        for left in range(f, f - gone - 1, -1):
-            if self.too_many(kept, left) is None:
-                return left
-        raise RunError(f"{said}: {self.too_many(kept, f - gone)}")
+        if left < 0:
+            told = f"{tag(self)} was told of at most {self.byzantine} that may be hostile"
+            raise RunError(f"{said}, and {told}")
+        broken = self.too_many(kept, left)
+        if broken is not None:
+            raise RunError(f"{said}: {broken}")
+        return left
 
     def _suspects(self, n: int, made: Made, squared: Array) -> tuple[int, ...]:
         """Rows set aside, and those farthest from the aggregate, to f in all.
@@ -300,4 +306,4 @@ class RobustKind(AggregatorKind, frozen=True, kw_only=True):
         by_distance = sorted(range(len(made.kept)), key=lambda place: (-squared[place], place))
         usual = (1 + 1e-9) * np.median(squared)
         far = [made.kept[place] for place in by_distance if squared[place] > usual]
-        return tuple(sorted(aside | set(far[: max(0, self.byzantine - len(aside))])))
+        return tuple(sorted(aside | set(far[: made.f])))
