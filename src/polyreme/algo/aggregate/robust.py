@@ -14,7 +14,7 @@ from ..legal import tag
 from .before import Before
 from .blocks import Rows, working
 from .kind import AggregatorKind, Combined, State
-from .ordered import finite_rows, squared_from
+from .ordered import Order, finite_rows, squared_from
 
 if TYPE_CHECKING:
     import torch
@@ -134,7 +134,11 @@ class RobustKind(AggregatorKind, frozen=True, kw_only=True):
         """Weights (m, n + 2) of rows, centre and origin: the sums that the entries are made of."""
         raise undefined(self, "mixing")
 
-    def entries(self, block: torch.Tensor, f: int, weights: torch.Tensor | None) -> torch.Tensor:
+    def order(self, n: int, f: int) -> Order | None:
+        """How entries are made of n rows, or sums of rows, that count alike; None: as `entries`."""
+        return None
+
+    def entries(self, block: torch.Tensor, weights: torch.Tensor | None) -> torch.Tensor:
         """The aggregate's entries (k,) from those of the rows, or of their sums, (m, k)."""
         return block[0]
 
@@ -168,8 +172,11 @@ class RobustKind(AggregatorKind, frozen=True, kw_only=True):
         while True:
             out = torch.empty_like(given.like)
             told = torch.zeros(2, len(made.kept), dtype=torch.float64, device=out.device)
-            for start, block, piece in self.pieces(given, made, state.get("centre")):
+            for start, block, piece, seen in self.pieces(given, made, state.get("centre")):
                 out[start : start + len(piece)] = piece
+                if seen is not None:
+                    told += seen
+                    continue
                 if all_finite:
                     told[0] += ~finite_rows(block)
                 if made.squared is None:
@@ -228,8 +235,12 @@ class RobustKind(AggregatorKind, frozen=True, kw_only=True):
 
     def pieces(
         self, given: Rows, made: Made, centre: torch.Tensor | None
-    ) -> Iterator[tuple[int, torch.Tensor, torch.Tensor]]:
-        """Of each block where it starts, the rows that it is made of, and the aggregate's."""
+    ) -> Iterator[tuple[int, torch.Tensor, torch.Tensor, torch.Tensor | None]]:
+        """Of each block where it starts, the rows that it is made of, and the aggregate's.
+
+        Last is what was seen of each row on the way, if that is so: (2, n), whether it is not
+        finite, and its squared distance from the aggregate.
+        """
         import numpy as np
         import torch
 
@@ -250,7 +261,17 @@ class RobustKind(AggregatorKind, frozen=True, kw_only=True):
                 mixed = by[:, :-1] @ mixed
                 if centre is not None:
                     mixed += by[:, -1:] * centre[start : start + block.shape[1]].to(dtype)
-            yield start, block, self.entries(mixed, made.f, weights).to(block.dtype)
+            order = None if weights is not None else self.order(len(mixed), made.f)
+            seen = None
+            if order is None:
+                piece = self.entries(mixed, weights)
+            elif order.suits(mixed):
+                from .kernels import played
+
+                piece, seen = played(mixed, order)
+            else:
+                piece = order.of(mixed)
+            yield start, block, piece.to(block.dtype), seen if as_they_are else None
 
     def _of_entries(
         self, kept: Sequence[int], n: int, weights: Sequence[float] | None, absent: int
