@@ -96,3 +96,17 @@ def test_an_aggregate_of_compiled_columns_is_that_of_others(
     np.testing.assert_allclose(out.float(), expected.float(), rtol=most, atol=most)
     piece = torch.cat(list(pr.aggregate.in_chunks(kind, lambda: rows.split(900, dim=1))))
     np.testing.assert_allclose(piece.float(), expected.float(), rtol=most, atol=most)
+
+
+@pytest.mark.parametrize("n", [1, 2, 5, 12, 33])
+def test_what_is_sorted_off_the_host_is_what_the_network_makes(
+    n: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    block = _rows(n, 300, torch.float64)
+    for order in _orders(n):
+        expected = order.of(block)
+        squared = squared_from(block, expected)
+        monkeypatch.setattr(ordered, "_on_host", lambda _: False)
+        torch.testing.assert_close(order.of(block), expected, rtol=1e-12, atol=1e-12)
+        torch.testing.assert_close(squared_from(block, expected), squared)
+        monkeypatch.undo()

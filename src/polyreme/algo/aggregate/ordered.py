@@ -24,6 +24,8 @@ def ascending(block: torch.Tensor, wanted: range) -> list[torch.Tensor]:
     """
     import torch
 
+    if not _on_host(block):
+        return list(_sorted(block, wanted).unbind(1))
     if len(block) > _MOST_BY_NETWORK:
         return list(block.sort(dim=0).values[wanted.start : wanted.stop])
     rows, spare = list(block.unbind(0)), [torch.empty_like(block[0])]
@@ -70,6 +72,18 @@ def _pairs(n: int) -> Iterator[tuple[int, int]]:
         width *= 2
 
 
+def _on_host(block: torch.Tensor) -> bool:
+    return block.device.type == "cpu"
+
+
+def _sorted(block: torch.Tensor, wanted: range) -> torch.Tensor:
+    """Those places of each column, (k, places): elsewhere a sort of what lies together is one call.
+
+    There a network is bound by memory, which it passes through for each of its pairs.
+    """
+    return block.T.contiguous().sort(dim=1).values[:, wanted.start : wanted.stop]
+
+
 def middle(n: int) -> range:
     """Places of the one in the middle of n, or of the two."""
     return range((n - 1) // 2, n // 2 + 1)
@@ -99,6 +113,8 @@ class Order:
 
 def mean_of_places(block: torch.Tensor, places: range) -> torch.Tensor:
     """The mean of some places of the ascending order, of two the midpoint."""
+    if not _on_host(block) and len(places) > 2:
+        return _sorted(block, places).mean(1)
     inner = ascending(block, places)
     if len(inner) == 2:
         return inner[0] / 2 + inner[1] / 2
@@ -155,6 +171,8 @@ def squared_from(block: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
 
     dtype = working(block.dtype)
     point = out.to(dtype)
+    if not _on_host(block):
+        return (block.to(dtype) - point).square_().sum(1).double()
     away = torch.empty_like(point)  # of one row, so that it stays in cache
     found = []
     for row in block:
