@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar
+from typing import TYPE_CHECKING, Annotated, ClassVar
 
 import msgspec
 
 from ...errors import RunError, Violation
-from .geometry import Array, Points, mean_of, nearest
 from .robust import RobustKind
+
+if TYPE_CHECKING:
+    from .geometry import Array, Points
 
 
 class MoNNA(RobustKind, frozen=True, kw_only=True, tag="MoNNA", tag_field="kind"):
@@ -57,6 +59,8 @@ class MoNNA(RobustKind, frozen=True, kw_only=True, tag="MoNNA", tag_field="kind"
         Raises:
             RunError: The trusted row is missing or not finite.
         """
+        from .geometry import mean_of, nearest
+
         if self.trusted not in points.places:
             raise RunError(f"row {self.trusted}, which MoNNA trusts, is not finite")
         trusted = points.places.index(self.trusted)
