@@ -29,11 +29,16 @@ class MoNNA(RobustKind, frozen=True, kw_only=True, tag="MoNNA", tag_field="kind"
 
     def check(self) -> list[Violation]:
         """The trusted row stays one."""
-        path = "data_parallel.aggregate.before"
-        if all(each.rows(1 << 20) == 1 << 20 for each in self.before):
-            return []
-        rule, legal = "leaves no trusted row to MoNNA", "what makes a row of each row"
-        return [Violation(path=path, value="Bucketing", rule=rule, legal=legal)]
+        return [
+            Violation(
+                path=f"data_parallel.aggregate.before[{place}]",
+                value=msgspec.to_builtins(each),
+                rule="leaves no trusted row to MoNNA",
+                legal="leave it out (or another aggregate, such as MultiKrum)",
+            )
+            for place, each in enumerate(self.before)
+            if each.rows(1 << 20) < 1 << 20
+        ]
 
     def refused(self, n: int) -> list[Violation]:
         """So many hostile rows are too many, or there is no such row."""
