@@ -100,6 +100,7 @@ class DataParallel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         for part, is_sum, why in (
             ("topology", not self.topology.exact, "mixes models of neighbours"),
             ("feedback", self.feedback.remembers, "counts silent workers by what they sent last"),
+            ("sync", self.sync.adds_up, "adds up differences of what workers sent"),
             ("compress", self.compress.in_rounds, "sums parts of what it compresses on the way"),
         ):
             if is_sum:
