@@ -44,7 +44,7 @@ AXES: dict[str, list[Any]] = {
         sync.LocalSteps(every=2, after=1, keep_momentum=False),
         sync.AdaptivePeriod(every=3),
         sync.DiLoCo(every=2),
-        sync.FedAvg(fraction=0.5, batches=2),
+        sync.FedAvg(fraction=0.75, batches=2),
         sync.GrowingBatch(growth=1.5, at_most=3),
         sync.LAG(),
         sync.ThreePoint(),

@@ -7,6 +7,7 @@ from typing import Annotated, ClassVar
 import msgspec
 
 from ...errors import RunError, Violation
+from ..legal import tag
 from .geometry import Array, Points, mean_of, nearest
 from .robust import RobustKind
 
@@ -29,16 +30,13 @@ class MoNNA(RobustKind, frozen=True, kw_only=True, tag="MoNNA", tag_field="kind"
 
     def check(self) -> list[Violation]:
         """The trusted row stays one."""
-        return [
-            Violation(
-                path=f"data_parallel.aggregate.before[{place}]",
-                value=msgspec.to_builtins(each),
-                rule="leaves no trusted row to MoNNA",
-                legal="leave it out (or another aggregate, such as MultiKrum)",
-            )
-            for place, each in enumerate(self.before)
-            if each.rows(1 << 20) < 1 << 20
-        ]
+        fewer = [tag(each) for each in self.before if each.rows(1 << 20) < 1 << 20]
+        if not fewer:
+            return []
+        path = "data_parallel.aggregate.before"
+        rule = f"leaves no trusted row to MoNNA: {fewer[0]} makes rows of several"
+        legal = "[] (or members that make a row of each row)"
+        return [Violation(path=path, value=fewer, rule=rule, legal=legal)]
 
     def refused(self, n: int) -> list[Violation]:
         """So many hostile rows are too many, or there is no such row."""
