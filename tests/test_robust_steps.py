@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
 import pytest
 import torch
 
+from polyreme.algo.aggregate import CoordinateMedian, Krum
 from polyreme.algo.aggregate.kind import AggregatorKind, Combined, State
 from polyreme.algo.compose import DataParallel
 from polyreme.algo.compress import PowerSGD, TopK
 from polyreme.algo.effects import Computed, Record, Split, SumShards
 from polyreme.algo.feedback import EF21, WorkerMomentum
 from polyreme.algo.rule import SGD
-from polyreme.algo.sync import EveryStep, LocalSteps
+from polyreme.algo.sync import LAG, EveryStep, FedAvg, LocalSteps
 from polyreme.algo.topology import Gossip, ParameterServer, Ring
 from polyreme.algo.vector import Layout
 from polyreme.algo.worker import Worker
@@ -51,11 +52,15 @@ def _rate(step: int) -> float:
 
 
 def _played(
-    algorithm: DataParallel, gradients: dict[int, float], steps: int = 1
+    algorithm: DataParallel,
+    gradients: dict[int, float],
+    steps: int = 1,
+    n: int = N,
+    weights: Mapping[int, float] | None = None,
 ) -> tuple[list[torch.Tensor], list[Record]]:
     """Parameters of all workers, and what the first recorded; each gradient is one number."""
     layout = Layout.of({"w": (D,)})
-    workers = [Worker(rank=rank, n=N, layout=layout, seed=0, lr=_rate) for rank in range(N)]
+    workers = [Worker(rank=rank, n=n, layout=layout, seed=0, lr=_rate) for rank in range(n)]
     states = [algorithm.sync.init(algorithm, torch.zeros(D), me) for me in workers]
     records: list[Record] = []
 
@@ -64,7 +69,7 @@ def _played(
         return Computed(
             gradient=torch.full((D,), gradients[rank]),
             loss=1.0,
-            weight=float(rank + 1),
+            weight=float(rank + 1) if weights is None else weights[rank],
             n_samples=1,
         )
 
@@ -135,3 +140,29 @@ def test_compression_that_is_decoded_at_once_goes_with_any_aggregate() -> None:
     assert not algorithm.check()
     params, _ = _played(algorithm, GRADIENTS)
     assert all(each.tolist() == [-3.0] * D for each in params)
+
+
+def test_clients_that_were_not_sampled_are_not_taken_for_hostile() -> None:
+    algorithm = DataParallel(
+        rule=SGD(lr=1.0),
+        aggregate=CoordinateMedian(byzantine=1),
+        sync=FedAvg(fraction=0.6, alike=True),
+    )
+    params, records = _played(algorithm, GRADIENTS, steps=4)
+    assert all(torch.equal(each, params[0]) for each in params)
+    assert not any(record.seen.skipped for record in records)
+    assert params[0].isfinite().all()
+    assert (params[0] < 0).all()
+
+
+def test_workers_without_labels_are_no_rows_and_not_hostile() -> None:
+    algorithm = DataParallel(rule=SGD(lr=1.0), aggregate=Krum(byzantine=1))
+    weights = {rank: float(rank > 0) for rank in range(N + 2)}
+    params, (record,) = _played(algorithm, {**GRADIENTS, 5: 3.0, 6: 3.0}, n=N + 2, weights=weights)
+    assert all(each.tolist() == [-3.0] * D for each in params)
+    assert 0 not in record.suspects
+
+
+def test_differences_that_add_up_are_refused_by_name() -> None:
+    (found,) = DataParallel(rule=SGD(lr=1.0), aggregate=Middle(), sync=LAG()).check()
+    assert found.path == "data_parallel.sync.kind"

@@ -27,12 +27,14 @@ State = dict[str, Any]
 class Rows:
     """Whose vectors an aggregate is made of.
 
-    Workers whose message holds nothing are no rows if they are `absent`; `weights` (one a worker)
-    say how much the others count, where they do not count alike. `sight` has the attacks of those
-    that see all rows.
+    Workers whose message holds nothing are no rows if they are `absent`; a robust aggregate counts
+    them as hostile, as far as there are fewer rows than `expected` (unset: of all workers).
+    `weights` (one a worker) say how much the others count, where they do not count alike. `sight`
+    has the attacks of those that see all rows.
     """
 
     absent: bool = False
+    expected: int | None = None
     weights: tuple[float, ...] | None = None
     sight: Sight | None = None
 
@@ -72,7 +74,8 @@ class Made:
         if which.weights is not None and aggregate.takes_weights:
             told["weights"] = [which.weights[w] for w in there]
         if aggregate.robust:
-            told["absent"] = len(messages) - len(rows)
+            expected = len(messages) if which.expected is None else which.expected
+            told["absent"] = max(0, expected - len(rows))
         before, attack = self._state["aggregate"], self._state["attack"]
 
         def combined(rows: Sequence[torch.Tensor]) -> Split[Combined]:
@@ -83,7 +86,7 @@ class Made:
             rows, attack = yield from which.sight.among(held, messages, attack, combined)
         out, after, suspects = yield from combined(rows)
         named = {there[row] for row in suspects}
-        if aggregate.robust:
+        if told.get("absent") == len(messages) - len(rows):
             named |= {w for w in range(len(messages)) if w not in there}
         return out, {"aggregate": after, "attack": attack}, tuple(sorted(named))
 

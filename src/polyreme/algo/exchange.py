@@ -98,12 +98,13 @@ def given(
     *,
     weights: Sequence[float] | None = None,
     total: float | None = None,
+    expected: int | None = None,
 ) -> Program[tuple[torch.Tensor, State]]:
     """What the rule is given: the aggregate of all workers, or one's own under gossip.
 
     With `weights`, of all workers, each counts so much of `total` (unset: of their sum), because
     its vector is scaled before the plain mean is taken; one of weight 0 takes no part. A robust
-    aggregate has vectors as they are, and their weights.
+    aggregate has vectors as they are, and their weights; `expected` is as in `carried`.
 
     Raises:
         ConfigError: Weights differ, and the aggregate is robust and takes none.
@@ -122,7 +123,16 @@ def given(
         if unlike and not algorithm.aggregate.takes_weights:
             raise ConfigError([unweighted(algorithm)])
         return (
-            yield from combined(algorithm, vector, state, me, turn, silent=silent, weights=unlike)
+            yield from combined(
+                algorithm,
+                vector,
+                state,
+                me,
+                turn,
+                silent=silent,
+                weights=unlike,
+                expected=expected,
+            )
         )
     scaled = vector if scale == 1 else vector * scale
     return (yield from combined(algorithm, scaled, state, me, turn, silent=silent))
@@ -147,11 +157,12 @@ def combined(
     *,
     silent: bool | None = None,
     weights: tuple[float, ...] | None = None,
+    expected: int | None = None,
 ) -> Program[tuple[torch.Tensor, State]]:
     """The aggregate over all workers of what each has, and the next state.
 
-    `silent` and `weights` are as in `carried`; what a silent worker's feedback keeps stays. A
-    hostile worker's feedback takes what it sends for what it was to send.
+    `silent`, `weights` and `expected` are as in `carried`; what a silent worker's feedback keeps
+    stays. A hostile worker's feedback takes what it sends for what it was to send.
     """
     feedback, kept = algorithm.feedback, state["feedback"]
     silent = attacking.silent(me, silent)
@@ -161,7 +172,15 @@ def combined(
         prepared, state = yield from attacked(prepared, state, me, turn)
     absent = not feedback.remembers
     came = yield from carried(
-        algorithm, prepared, state, me, turn, silent=silent, absent=absent, weights=weights
+        algorithm,
+        prepared,
+        state,
+        me,
+        turn,
+        silent=silent,
+        absent=absent,
+        weights=weights,
+        expected=expected,
     )
     if not silent:
         kept = feedback.settle(prepared, came.sent, came.named, kept)
@@ -188,6 +207,7 @@ def carried(
     silent: bool | None = None,
     absent: bool = False,
     weights: tuple[float, ...] | None = None,
+    expected: int | None = None,
     draw: Draw | None = None,
 ) -> Program[Carried]:
     """The aggregate over all workers of what each has, whatever feedback makes of it.
@@ -195,8 +215,9 @@ def carried(
     Where any worker may be silent, `silent` says on all of them whether this one is: then its
     packets are empty and count as zero, and no packets add; where silent workers are `absent`,
     aggregates other than the mean have no row of them, and count the others by `weights`, if they
-    can. In a compressor's rounds all take part: a
-    silent worker with zeros. Random numbers are those of the turn unless `draw` is given.
+    can; to a robust one they are hostile, if there are fewer rows than `expected` (unset: one of
+    each worker). In a compressor's rounds all take part: a silent worker with zeros. Random
+    numbers are those of the turn unless `draw` is given.
     """
     import torch
 
@@ -216,7 +237,9 @@ def carried(
     named: dict[int, torch.Tensor] = {}
     compressors = dict(state["compress"])
     absent = absent and silent is not None and not algorithm.aggregate.is_mean
-    which = Rows(absent=absent, weights=weights, sight=attacking.Sight.of(me, drawn))
+    which = Rows(
+        absent=absent, expected=expected, weights=weights, sight=attacking.Sight.of(me, drawn)
+    )
 
     def combining(tensors: Sequence[torch.Tensor]) -> Program[list[torch.Tensor]]:
         nonlocal aggregate

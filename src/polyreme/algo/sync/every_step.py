@@ -44,8 +44,9 @@ class EveryStep(SyncKind, frozen=True, kw_only=True, tag="EveryStep", tag_field=
         counts = [row.weight > 0 for row in seen.rows]
         silent = None if algorithm.aggregate.is_mean or all(counts) else not counts[me.rank]
         share = 1.0 if algorithm.aggregate.robust else seen.share(me.rank)
+        expected = sum(bool(row.weight or not row.finite) for row in seen.rows)
         found, changed = yield from self.given(
-            algorithm, own.gradient * share, state, me, turn, silent
+            algorithm, own.gradient * share, state, me, turn, silent, expected
         )
         params, rule, norm = yield from moved(algorithm, params, found, state["rule"], turn.lr, me)
         grad_norm = norm if algorithm.topology.exact else None
@@ -70,15 +71,17 @@ class EveryStep(SyncKind, frozen=True, kw_only=True, tag="EveryStep", tag_field=
         me: Worker,
         turn: Turn,
         silent: bool | None,
+        expected: int,
     ) -> Program[tuple[torch.Tensor, State]]:
         """What the rule is given, and the entries of the state that change by it.
 
-        `silent` is None where all workers have a gradient, else whether this one has none.
+        `silent` is None where all workers have a gradient, else whether this one has none;
+        `expected` have one, or one that is not finite.
         """
         kept = state["exchange"]
         if algorithm.topology.exact:
             found, kept = yield from exchange.combined(
-                algorithm, found, kept, me, turn, silent=silent
+                algorithm, found, kept, me, turn, silent=silent, expected=expected
             )
         else:
             found, kept = exchange.own(algorithm, found, kept, turn)

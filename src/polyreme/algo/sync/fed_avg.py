@@ -64,6 +64,10 @@ class FedAvg(SyncKind, frozen=True, kw_only=True, tag="FedAvg", tag_field="kind"
         path = "data_parallel.sync.batches"
         return [Violation(path=path, value=self.batches, rule=rule, legal="leave it out")]
 
+    def n_rows(self, n: int) -> int:
+        """Of the clients that are sampled, if all have data."""
+        return max(1, int(self.fraction * n + 1e-9))
+
     def init(self, algorithm: DataParallel, params: torch.Tensor, me: Worker) -> State:
         """Parameters, the state of exchanges, and the batches that this client took."""
         kept = super().init(algorithm, params, me)
@@ -102,6 +106,7 @@ class FedAvg(SyncKind, frozen=True, kw_only=True, tag="FedAvg", tag_field="kind"
             Turn(step=step, lr=1.0),
             weights,
             total=sum(holds) if algorithm.feedback.remembers else None,
+            expected=len(sampled),
         )
         return {**after, "params": params, "exchange": exchanged}
 

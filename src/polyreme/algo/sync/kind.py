@@ -35,6 +35,8 @@ class SyncKind(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """Whether step n is made of batch n of each worker."""
     in_memory: ClassVar[bool] = False
     """Whether players share memory, so that messages take no time and no bytes of a link."""
+    adds_up: ClassVar[bool] = False
+    """Whether what workers sent is added up over steps, of which the mean is known."""
 
     @property
     def n_vectors(self) -> int:

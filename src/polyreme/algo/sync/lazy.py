@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, ClassVar
 
 import msgspec
 
@@ -32,6 +32,8 @@ class Lazy(EveryStep, frozen=True, kw_only=True):
     other than the mean are of differences. Under gossip gradients stay with their worker, so that
     this is EveryStep.
     """
+
+    adds_up: ClassVar[bool] = True
 
     @property
     def n_vectors(self) -> int:
@@ -64,10 +66,15 @@ class Lazy(EveryStep, frozen=True, kw_only=True):
         me: Worker,
         turn: Turn,
         silent: bool | None,
+        expected: int,
     ) -> Program[tuple[torch.Tensor, State]]:
         """The mean of what is known, after the difference was sent or not."""
         if not algorithm.topology.exact:
-            return (yield from EveryStep.given(self, algorithm, found, state, me, turn, silent))
+            return (
+                yield from EveryStep.given(
+                    self, algorithm, found, state, me, turn, silent, expected
+                )
+            )
         feedback, known = algorithm.feedback, state["known"]
         aim, kept = feedback.prepare(found, state["exchange"]["feedback"], turn)
         aim, exchanged = yield from exchange.attacked(aim, state["exchange"], me, turn)

@@ -81,10 +81,18 @@ def together(
     weights: Sequence[float],
     *,
     total: float | None = None,
+    expected: int | None = None,
 ) -> Program[tuple[torch.Tensor, State, State]]:
     """The model once all went the mean of their ways, the outer rule's state and exchanges'."""
     mean, exchanged = yield from exchange.given(
-        algorithm, gone, state["exchange"], me, turn, weights=weights, total=total
+        algorithm,
+        gone,
+        state["exchange"],
+        me,
+        turn,
+        weights=weights,
+        total=total,
+        expected=expected,
     )
     delta, after = yield from settled(
         outer.update(mean, state["outer"], start, lr=outer.lr, layout=me.layout)
