@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar
 
-import numpy as np
-
-from .geometry import Array, Points
-from .krum import scores
 from .ordered import nearest_mean
 from .robust import RobustKind
 
 if TYPE_CHECKING:
     import torch
+
+    from .geometry import Array, Points
 
 
 class Bulyan(RobustKind, frozen=True, kw_only=True, tag="Bulyan", tag_field="kind"):
@@ -42,6 +40,10 @@ class Bulyan(RobustKind, frozen=True, kw_only=True, tag="Bulyan", tag_field="kin
 
     def mixing(self, points: Points, f: int, weights: Array | None) -> Array:
         """A row for each row chosen, in the order of rows."""
+        import numpy as np
+
+        from .geometry import scores
+
         squared, left = points.squared, list(range(points.n))
         while len(left) > 2 * f:
             inner = squared[np.ix_(left, left)]

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar
+from typing import TYPE_CHECKING, Annotated, ClassVar
 
 import msgspec
-import numpy as np
 
-from .geometry import Array, Points
 from .robust import RobustKind
+
+if TYPE_CHECKING:
+    from .geometry import Array, Points
 
 
 class CenteredClipping(
@@ -46,6 +47,8 @@ class CenteredClipping(
 
     def mixing(self, points: Points, f: int, weights: Array | None) -> Array:
         """Weights of the rows and of the centre."""
+        import numpy as np
+
         n = points.n
         shares = np.full(n, 1 / n) if weights is None else weights / weights.sum()
         found = np.eye(1, n + 2, n)[0]

@@ -14,6 +14,8 @@ from .blocks import Rows, working
 if TYPE_CHECKING:
     import torch
 
+    from .krum import Neighbours
+
 Array = npt.NDArray[np.float64]
 Indices = npt.NDArray[np.intp]
 
@@ -147,3 +149,20 @@ def mean_of(indices: Indices, n: int) -> Array:
     weights = np.zeros((1, n + 2))
     weights[0, indices] = 1 / len(indices)
     return weights
+
+
+def scores(squared: Array, f: int, neighbours: Neighbours) -> Array:
+    """The sum of squared distances of each row to its nearest others, so many of them."""
+    n = len(squared)
+    count = n - f - (2 if neighbours == "n-f-2" else 1)
+    others = squared + np.diag(np.full(n, np.inf))
+    found: Array = np.sort(others, axis=1)[:, : min(count, n - 1)].sum(1)
+    return found
+
+
+def then(whole: Array, step: Array) -> Array:
+    """Weights (k, n + 2) of rows, centre and origin, from those of what these were mixed to."""
+    n = whole.shape[1] - 2
+    mixed = np.vstack([whole, np.eye(n + 2)[-2:]])
+    found: Array = step @ mixed
+    return found

@@ -2,23 +2,14 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
-import numpy as np
-
-from .geometry import Array, Points, mean_of, nearest
 from .robust import RobustKind
 
+if TYPE_CHECKING:
+    from .geometry import Array, Points
+
 Neighbours = Literal["n-f-2", "n-f-1"]
-
-
-def scores(squared: Array, f: int, neighbours: Neighbours) -> Array:
-    """The sum of squared distances of each row to its nearest others, so many of them."""
-    n = len(squared)
-    count = n - f - (2 if neighbours == "n-f-2" else 1)
-    others = squared + np.diag(np.full(n, np.inf))
-    found: Array = np.sort(others, axis=1)[:, : min(count, n - 1)].sum(1)
-    return found
 
 
 class Krum(RobustKind, frozen=True, kw_only=True, tag="Krum", tag_field="kind"):
@@ -50,5 +41,7 @@ class Krum(RobustKind, frozen=True, kw_only=True, tag="Krum", tag_field="kind"):
 
     def mixing(self, points: Points, f: int, weights: Array | None) -> Array:
         """1 for the row chosen."""
+        from .geometry import mean_of, nearest, scores
+
         chosen = nearest(scores(points.squared, f, self.neighbours), 1)
         return mean_of(chosen, points.n)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
-import numpy as np
-
-from .geometry import Array, Points, mean_of
 from .robust import RobustKind
+
+if TYPE_CHECKING:
+    from .geometry import Array, Points
 
 _MOST_SUBSETS = 10**6
 
@@ -48,6 +48,10 @@ class MinimumDiameterAveraging(
 
     def mixing(self, points: Points, f: int, weights: Array | None) -> Array:
         """The same for each row of the subset."""
+        import numpy as np
+
+        from .geometry import mean_of
+
         return mean_of(np.array(_closest(points.squared, f)), points.n)
 
 
@@ -66,6 +70,8 @@ def _closest(squared: Array, f: int) -> list[int]:
 
     Rows farther apart than a diameter exclude each other; f of them at most are left out.
     """
+    import numpy as np
+
     diameters = np.unique(squared)
     low, high = 0, len(diameters) - 1
     while low < high:
@@ -81,6 +87,8 @@ def _closest(squared: Array, f: int) -> list[int]:
 
 def _within(squared: Array, diameter: float, f: int) -> list[int] | None:
     """The first n - f rows no two of which are farther apart than that, if there are any."""
+    import numpy as np
+
     n = len(squared)
     conflicts = [sum(1 << int(j) for j in np.flatnonzero(row > diameter)) for row in squared]
 

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar
+from typing import TYPE_CHECKING, Annotated, ClassVar
 
 import msgspec
 
 from ...errors import RunError, Violation
 from ..legal import tag
-from .geometry import Array, Points, mean_of, nearest
 from .robust import RobustKind
+
+if TYPE_CHECKING:
+    from .geometry import Array, Points
 
 
 class MoNNA(RobustKind, frozen=True, kw_only=True, tag="MoNNA", tag_field="kind"):
@@ -60,6 +62,8 @@ class MoNNA(RobustKind, frozen=True, kw_only=True, tag="MoNNA", tag_field="kind"
         Raises:
             RunError: The trusted row is missing or not finite.
         """
+        from .geometry import mean_of, nearest
+
         if self.trusted not in points.places:
             raise RunError(f"row {self.trusted}, which MoNNA trusts, is not finite")
         trusted = points.places.index(self.trusted)

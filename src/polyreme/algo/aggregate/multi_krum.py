@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar
+from typing import TYPE_CHECKING, Annotated, ClassVar
 
 import msgspec
 
 from ...errors import Violation
-from .geometry import Array, Points, mean_of, nearest
-from .krum import Neighbours, scores
+from .krum import Neighbours
 from .robust import RobustKind
+
+if TYPE_CHECKING:
+    from .geometry import Array, Points
 
 
 class MultiKrum(RobustKind, frozen=True, kw_only=True, tag="MultiKrum", tag_field="kind"):
@@ -55,6 +57,8 @@ class MultiKrum(RobustKind, frozen=True, kw_only=True, tag="MultiKrum", tag_fiel
 
     def mixing(self, points: Points, f: int, weights: Array | None) -> Array:
         """The same for each row chosen."""
+        from .geometry import mean_of, nearest, scores
+
         most = points.n - f
         count = most if self.chosen is None else min(self.chosen, most)
         chosen = nearest(scores(points.squared, f, self.neighbours), count)

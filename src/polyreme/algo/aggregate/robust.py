@@ -8,19 +8,19 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, ClassVar
 
 import msgspec
-import numpy as np
 
 from ...errors import ConfigError, RunError, Violation, undefined
 from ..effects import Split, SumShards
 from ..legal import tag
 from .before import Before
 from .blocks import Rows, working
-from .geometry import Array, Points, measured
 from .kind import AggregatorKind, Combined, State
 from .ordered import finite_rows, squared_from
 
 if TYPE_CHECKING:
     import torch
+
+    from .geometry import Array, Points
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -199,7 +199,10 @@ class RobustKind(AggregatorKind, frozen=True, kw_only=True):
         absent: int = 0,
     ) -> Split[tuple[Made, State]]:
         """How the aggregate is made of the rows, and the next state but for the centre."""
+        import numpy as np
         import torch
+
+        from .geometry import measured, then
 
         if self.by_entry:
             bad = torch.zeros(given.n, device=given.like.device)
@@ -214,12 +217,12 @@ class RobustKind(AggregatorKind, frozen=True, kw_only=True):
         mixed, whole, before = points, np.eye(points.n, points.n + 2), []
         for each, own in zip(self.before, state["before"] if self.before else [], strict=True):
             step, after = each.mixing(mixed, f, own)
-            mixed, whole = mixed.mixed(step), _then(whole, step)
+            mixed, whole = mixed.mixed(step), then(whole, step)
             before.append(after)
         squared = None
         if self.geometric:
             step = self.mixing(mixed, f, counted)
-            whole = _then(whole, step)
+            whole = then(whole, step)
         if len(whole) == 1:
             squared = points.squared_from(whole[0])
         made = Made(kept=kept, f=f, weights=counted, mixing=whole[:, :-1], squared=squared)
@@ -229,6 +232,7 @@ class RobustKind(AggregatorKind, frozen=True, kw_only=True):
         self, given: Rows, made: Made, centre: torch.Tensor | None
     ) -> Iterator[tuple[int, torch.Tensor, torch.Tensor]]:
         """Of each block where it starts, the rows that it is made of, and the aggregate's."""
+        import numpy as np
         import torch
 
         dtype, device = working(given.like.dtype), given.like.device
@@ -261,6 +265,8 @@ class RobustKind(AggregatorKind, frozen=True, kw_only=True):
         """Weights of the rows kept, in the mean 1."""
         if weights is None:
             return None
+        import numpy as np
+
         name = tag(self)
         found = np.asarray(weights, dtype=np.float64)
         if not self.takes_weights:
@@ -294,16 +300,10 @@ class RobustKind(AggregatorKind, frozen=True, kw_only=True):
 
         No row is one that is no farther than half of them: of rows alike there is none.
         """
+        import numpy as np
+
         aside = set(range(n)) - set(made.kept)
         by_distance = sorted(range(len(made.kept)), key=lambda place: (-squared[place], place))
         usual = (1 + 1e-9) * np.median(squared)
         far = [made.kept[place] for place in by_distance if squared[place] > usual]
         return tuple(sorted(aside | set(far[: max(0, self.byzantine - len(aside))])))
-
-
-def _then(whole: Array, step: Array) -> Array:
-    """Weights (k, n + 2) of rows, centre and origin, from those of what these were mixed to."""
-    n = whole.shape[1] - 2
-    mixed = np.vstack([whole, np.eye(n + 2)[-2:]])
-    found: Array = step @ mixed
-    return found

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
-from ..geometry import Array, Points
 from .clipping import shortened
 from .kind import BeforeKind
+
+if TYPE_CHECKING:
+    from ..geometry import Array, Points
 
 
 class ARC(BeforeKind, frozen=True, kw_only=True, tag="ARC", tag_field="kind"):
@@ -20,6 +20,8 @@ class ARC(BeforeKind, frozen=True, kw_only=True, tag="ARC", tag_field="kind"):
 
     def mixing(self, points: Points, f: int, state: dict[str, Any]) -> tuple[Array, dict[str, Any]]:
         """How much of each row is left."""
+        import numpy as np
+
         n = points.n
         clipped = 2 * f * (n - f) // n
         return shortened(points.norms, float(np.sort(points.norms)[n - clipped - 1])), state

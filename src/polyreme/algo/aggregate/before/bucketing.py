@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
-import numpy as np
 
-from ..geometry import Array, Points
 from .kind import BeforeKind
+
+if TYPE_CHECKING:
+    from ..geometry import Array, Points
 
 
 class Bucketing(BeforeKind, frozen=True, kw_only=True, tag="Bucketing", tag_field="kind"):
@@ -38,6 +39,8 @@ class Bucketing(BeforeKind, frozen=True, kw_only=True, tag="Bucketing", tag_fiel
 
     def mixing(self, points: Points, f: int, state: dict[str, Any]) -> tuple[Array, dict[str, Any]]:
         """One over the bucket's size, for each row that is in it."""
+        import numpy as np
+
         drawn = np.random.default_rng([self.seed % (1 << 64), state["count"]])
         order = drawn.permutation(points.n)
         weights = np.zeros((self.rows(points.n), points.n + 2))

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
-import numpy as np
 
-from ..geometry import Array, Points, affine
 from .kind import BeforeKind
+
+if TYPE_CHECKING:
+    from ..geometry import Array, Points
 
 
 class Clipping(BeforeKind, frozen=True, kw_only=True, tag="Clipping", tag_field="kind"):
@@ -30,6 +31,10 @@ class Clipping(BeforeKind, frozen=True, kw_only=True, tag="Clipping", tag_field=
 
 def shortened(norms: Array, largest: float) -> Array:
     """Weights that bring rows of these norms to a norm at most."""
+    import numpy as np
+
+    from ..geometry import affine
+
     left = np.ones(len(norms))
     np.divide(largest, norms, out=left, where=norms > largest)
     return affine(np.diag(left))

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from ....errors import undefined
-from ..geometry import Array, Points
+
+if TYPE_CHECKING:
+    from ..geometry import Array, Points
 
 
 class BeforeKind(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

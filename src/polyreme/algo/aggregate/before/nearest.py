@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
-from ..geometry import Array, Points, nearest
 from .kind import BeforeKind
+
+if TYPE_CHECKING:
+    from ..geometry import Array, Points
 
 
 class NearestNeighbourMixing(
@@ -21,6 +21,10 @@ class NearestNeighbourMixing(
 
     def mixing(self, points: Points, f: int, state: dict[str, Any]) -> tuple[Array, dict[str, Any]]:
         """1 / (n - f) for each neighbour."""
+        import numpy as np
+
+        from ..geometry import nearest
+
         n = points.n
         weights = np.zeros((n, n + 2))
         for row, squared in enumerate(points.squared):
