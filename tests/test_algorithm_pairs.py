@@ -44,7 +44,7 @@ AXES: dict[str, list[Any]] = {
         sync.LocalSteps(every=2, after=1, keep_momentum=False),
         sync.AdaptivePeriod(every=3),
         sync.DiLoCo(every=2),
-        sync.FedAvg(fraction=0.5, batches=2),
+        sync.FedAvg(fraction=0.75, batches=2),
         sync.GrowingBatch(growth=1.5, at_most=3),
         sync.LAG(),
         sync.ThreePoint(),
@@ -256,7 +256,7 @@ def _sums(other: str, a: Any, b: Any) -> bool:
     if other != "aggregate" or not b.robust:
         return False
     apart = getattr(a, "servers", 1) > 1 and not b.by_entry
-    sums = getattr(a, "remembers", False) or getattr(a, "in_rounds", False)
+    sums = any(getattr(a, name, False) for name in ("remembers", "in_rounds", "adds_up"))
     return apart or sums or not getattr(a, "exact", True)
 
 

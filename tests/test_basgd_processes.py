@@ -14,6 +14,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from basgd import NEVER_S
 from polyreme.algo.aggregate import MajorityVote
 from polyreme.algo.compose import DataParallel
 from polyreme.algo.effects import Compute, Computed, Now, Received, Recv, Send, Suspect
@@ -107,7 +108,7 @@ def _versions(folder: Path, worker: int) -> list[int]:
 
 
 def test_a_stopped_worker_alone_in_its_buffer_stalls_all_without_a_timeout(tmp_path) -> None:
-    with members(_of(BASGD(buffers=2, timeout_s=None)), 3, tmp_path) as run:
+    with members(_of(BASGD(buffers=2, timeout_s=NEVER_S)), 3, tmp_path) as run:
         run.all_push()
         run.kill(1, signal.SIGSTOP)
         run.pushed(100)  # of which some were on their way

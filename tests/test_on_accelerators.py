@@ -102,6 +102,7 @@ kind = "digits"
 [train]
 steps = 6
 global_batch = 64
+precision = "fp32"
 
 [data_parallel]
 rule = { kind = "SGD", lr = 0.05, momentum = 0.9 }

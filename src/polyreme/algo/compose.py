@@ -120,14 +120,19 @@ class DataParallel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             + self.aggregate.refused(self.sync.n_rows(n))
         )
 
-    @property
-    def n_vectors(self) -> int:
-        """Vectors of the parameters' size beside parameters and gradient that a worker holds."""
+    def n_vectors(self, n: int) -> int:
+        """Vectors of the parameters' size beside parameters and gradient that one of n workers has.
+
+        Where an aggregate is made of vectors that do not add, it has those of all workers, as they
+        came and as they are decoded.
+        """
         if self.is_plain:
             return self.rule.n_states
         kept = self.rule.n_states + self.sync.n_vectors + len(self.feedback.vectors)
         if isinstance(self.sync, Served) and not isinstance(self.compress_back, Dense):
             kept += 1 + len(self.sync.beside)
+        if not (self.aggregate.is_mean or isinstance(self.sync, Served)):
+            kept += 2 * n
         return kept + _PASSING
 
     @property

@@ -51,7 +51,7 @@ def checked(member: _Member, name: str) -> _Member:
 
 def tag(member: msgspec.Struct) -> str:
     """What specs call a member's kind; its class's name where it is the user's own."""
-    kind = type(member)
+    kind = member.__class__
     return str(kind.__struct_config__.tag or kind.__name__)
 
 

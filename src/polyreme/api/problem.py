@@ -108,7 +108,7 @@ def posed(spec: Spec, there: Cluster, accelerator: Accelerator | None) -> Proble
             global_batch=spec.train.global_batch,
             seq_len=spec.train.seq_len or 1,
             precision=_precision(spec, there, accelerator),
-            optimizer_states=spec.data_parallel.n_vectors,
+            optimizer_states=spec.data_parallel.n_vectors(spec.parallel.replica or 1),
             optimizer_scalars=spec.data_parallel.rule.n_scalars,
             by_entry=spec.data_parallel.is_plain and spec.data_parallel.rule.by_entry,
         ),

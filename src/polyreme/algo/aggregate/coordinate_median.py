@@ -32,7 +32,7 @@ class CoordinateMedian(
     exact: ClassVar[bool] = True
     epsilon_source: ClassVar[str] = "as many entries as can be apart from the median, at one value"
     time: ClassVar[str] = "n log(n)^2 d"
-    memory: ClassVar[str] = "blocks of rows"
+    memory: ClassVar[str] = "blocks"
     assumes: ClassVar[str] = "entries about which honest rows agree, and that are not skewed"
 
     def epsilon(self, n: int) -> float:

@@ -24,7 +24,7 @@ class MeanAroundMedian(
 
     exact: ClassVar[bool] = True
     time: ClassVar[str] = "n log(n)^2 d"
-    memory: ClassVar[str] = "blocks of rows"
+    memory: ClassVar[str] = "blocks"
     assumes: ClassVar[str] = "f known; entries about which honest rows agree"
 
     def epsilon(self, n: int) -> float:

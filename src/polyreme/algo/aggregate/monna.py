@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar
 import msgspec
 
 from ...errors import RunError, Violation
+from ..legal import tag
 from .robust import RobustKind
 
 if TYPE_CHECKING:
@@ -32,11 +33,13 @@ class MoNNA(RobustKind, frozen=True, kw_only=True, tag="MoNNA", tag_field="kind"
 
     def check(self) -> list[Violation]:
         """The trusted row stays one."""
-        path = "data_parallel.aggregate.before"
-        if all(each.rows(1 << 20) == 1 << 20 for each in self.before):
+        fewer = [tag(each) for each in self.before if each.rows(1 << 20) < 1 << 20]
+        if not fewer:
             return []
-        rule, legal = "leaves no trusted row to MoNNA", "what makes a row of each row"
-        return [Violation(path=path, value="Bucketing", rule=rule, legal=legal)]
+        path = "data_parallel.aggregate.before"
+        rule = f"leaves no trusted row to MoNNA: {fewer[0]} makes rows of several"
+        legal = "[] (or members that make a row of each row)"
+        return [Violation(path=path, value=fewer, rule=rule, legal=legal)]
 
     def refused(self, n: int) -> list[Violation]:
         """So many hostile rows are too many, or there is no such row."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated, ClassVar
@@ -77,7 +78,7 @@ class RobustKind(AggregatorKind, frozen=True, kw_only=True):
     epsilon_source: ClassVar[str] = "the mean of k of n rows has no more than (n - k) / k"
     """Why `epsilon` is what it is."""
     time: ClassVar[str] = "n^2 d"
-    memory: ClassVar[str] = "n^2, and blocks of rows"
+    memory: ClassVar[str] = "n^2 + blocks"
     assumes: ClassVar[str] = "at most f hostile rows"
     """What it rests on."""
 
@@ -110,16 +111,21 @@ class RobustKind(AggregatorKind, frozen=True, kw_only=True):
         broken = self.too_many(n, self.byzantine)
         if broken is None:
             return []
-        legal = [f for f in range(self.byzantine) if self.too_many(n, f) is None]
-        most = f"at most {legal[-1]} with {n} workers" if legal else f"more workers than {n}"
+        most = self.most(n)
+        legal = f"more rows than {n}" if most is None else f"{most} (or less) of {n} rows"
         return [
             Violation(
                 path="data_parallel.aggregate.byzantine",
                 value=self.byzantine,
                 rule=f"is too large: {broken}",
-                legal=most,
+                legal=legal,
             )
         ]
+
+    def most(self, n: int) -> int | None:
+        """The largest f that is legal with n rows; None: not even 0 is."""
+        least_broken = bisect_left(range(n), True, key=lambda f: self.too_many(n, f) is not None)
+        return least_broken - 1 if least_broken else None
 
     def init(self, like: torch.Tensor) -> State:
         """Where what comes before stands, and the first centre, which is 0."""

@@ -24,7 +24,7 @@ class TrimmedMean(RobustKind, frozen=True, kw_only=True, tag="TrimmedMean", tag_
     exact: ClassVar[bool] = True
     epsilon_source: ClassVar[str] = "f entries at one value, the others at another"
     time: ClassVar[str] = "n log(n)^2 d"
-    memory: ClassVar[str] = "blocks of rows"
+    memory: ClassVar[str] = "blocks"
     assumes: ClassVar[str] = "f known: of honest rows 2 f are left out at each entry"
 
     def epsilon(self, n: int) -> float:

@@ -56,14 +56,14 @@ class BASGD(Served, frozen=True, kw_only=True, tag="BASGD", tag_field="kind"):
             fills its buffers, and deals, by what comes to it.
         ahead: Pushes of a worker that may be unanswered while it computes.
         buffers: B, at most as many as workers.
-        timeout_s: Seconds without a step after which workers are dealt out anew; none: never.
+        timeout_s: Seconds without a step after which workers are dealt out anew.
     """
 
     aggregates: ClassVar[bool] = True
     distrusts: ClassVar[bool] = True
     promise: ClassVar[str] = "nobody waits for another, and hostile workers are in few buffers"
     buffers: Annotated[int, msgspec.Meta(ge=1)] = 1
-    timeout_s: Annotated[float, msgspec.Meta(gt=0)] | None = 60.0
+    timeout_s: Annotated[float, msgspec.Meta(gt=0, le=1e9)] = 60.0
 
     def n_rows(self, n: int) -> int:
         """One of each buffer."""
@@ -109,7 +109,7 @@ class BASGD(Served, frozen=True, kw_only=True, tag="BASGD", tag_field="kind"):
         pushed = {**state["pushed"], worker: state["pushed"][worker] + 1}
         since_s = min(state["since_s"], now_s)  # this clock may have begun after it
         state = {**state, "pushed": pushed, "since_s": since_s}
-        late = self.timeout_s is not None and now_s - since_s > self.timeout_s
+        late = now_s - since_s > self.timeout_s
         if late and pushed[worker] >= _PUSHES and self._starves(algorithm, state, worker):
             if silent := tuple(int(w) for w, count in pushed.items() if not count):
                 yield Suspect(workers=silent)
