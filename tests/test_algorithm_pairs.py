@@ -212,11 +212,12 @@ def _stateful() -> list[DataParallel]:
 
 
 def _resumes(pool: Any, tmp_path: Any, algorithm: DataParallel) -> None:
-    case = job_of(algorithm, 2, steps=6, global_batch=8)
-    unbroken, steps, _ = pool(2).run(in_processes, case, tmp_path / "a")[0]
-    _, stopped, _ = pool(2).run(in_processes, case, tmp_path / "b", 1)[0]
+    n = N if algorithm.aggregate.robust else 2
+    case = job_of(algorithm, n, steps=6, global_batch=8)
+    unbroken, steps, _ = pool(n).run(in_processes, case, tmp_path / "a")[0]
+    _, stopped, _ = pool(n).run(in_processes, case, tmp_path / "b", 1)[0]
     assert stopped < steps
-    resumed, _, _ = pool(2).run(in_processes, case, tmp_path / "b", 0, True)[0]
+    resumed, _, _ = pool(n).run(in_processes, case, tmp_path / "b", 0, True)[0]
     for key, tensor in unbroken.items():
         assert torch.equal(resumed[key], tensor), key
 
