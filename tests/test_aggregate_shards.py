@@ -122,7 +122,7 @@ def test_buckets_are_drawn_anew_at_each_step_and_alike_from_the_same_state() -> 
     assert torch.equal(one, again)
     assert not torch.equal(one, other)
     assert [each["before"] for each in (first, second, third)] == [
-        [{"count": count}] for count in range(3)
+        {"0": {"count": count}} for count in range(3)
     ]
 
 

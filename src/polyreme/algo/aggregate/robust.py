@@ -131,7 +131,7 @@ class RobustKind(AggregatorKind, frozen=True, kw_only=True):
         """Where what comes before stands, and the first centre, which is 0."""
         state: State = {}
         if self.before:
-            state["before"] = [each.init() for each in self.before]
+            state["before"] = {str(at): each.init() for at, each in enumerate(self.before)}
         if self.centred:
             state["centre"] = like.new_zeros(like.shape)
         return state
@@ -225,11 +225,11 @@ class RobustKind(AggregatorKind, frozen=True, kw_only=True):
             points = replace(points, numbers=tuple(numbers[i] for i in kept))
         f = self._left(given.n, len(kept), absent)
         counted = self._weighed(weights, kept)
-        mixed, whole, before = points, np.eye(points.n, points.n + 2), []
-        for each, own in zip(self.before, state["before"] if self.before else [], strict=True):
-            step, after = each.mixing(mixed, f, own)
+        mixed, whole = points, np.eye(points.n, points.n + 2)
+        before: State = {}
+        for at, each in enumerate(self.before):
+            step, before[str(at)] = each.mixing(mixed, f, state["before"][str(at)])
             mixed, whole = mixed.mixed(step), then(whole, step)
-            before.append(after)
         squared = None
         if self.geometric:
             step = self.mixing(mixed, f, counted)
