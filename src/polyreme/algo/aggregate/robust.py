@@ -112,7 +112,9 @@ class RobustKind(AggregatorKind, frozen=True, kw_only=True):
         if broken is None:
             return []
         most = self.most(n)
-        legal = f"more rows than {n}" if most is None else f"{most} (or less) of {n} rows"
+        legal = f"{most} (or less, of {n} rows)" if most else f"0 (of {n} rows)"
+        if most is None:
+            legal = f"more rows than {n}"
         return [
             Violation(
                 path="data_parallel.aggregate.byzantine",
@@ -189,7 +191,7 @@ class RobustKind(AggregatorKind, frozen=True, kw_only=True):
             made, all_finite = self._of_entries(kept, given.n, weights, absent), False
         if self.centred:
             after = {**after, "centre": out}
-        return out, after, self._suspects(given.n, made, squared)
+        return out, after, self._suspects(given.n, made, squared, absent)
 
     def prepared(
         self,
@@ -295,8 +297,8 @@ class RobustKind(AggregatorKind, frozen=True, kw_only=True):
                 return left
         raise RunError(f"{said}: {self.too_many(kept, f - gone)}")
 
-    def _suspects(self, n: int, made: Made, squared: Array) -> tuple[int, ...]:
-        """Rows set aside, and those farthest from the aggregate, to f in all.
+    def _suspects(self, n: int, made: Made, squared: Array, absent: int) -> tuple[int, ...]:
+        """Rows set aside, and those farthest from the aggregate, to f in all with those absent.
 
         No row is one that is no farther than half of them: of rows alike there is none.
         """
@@ -306,4 +308,5 @@ class RobustKind(AggregatorKind, frozen=True, kw_only=True):
         by_distance = sorted(range(len(made.kept)), key=lambda place: (-squared[place], place))
         usual = (1 + 1e-9) * np.median(squared)
         far = [made.kept[place] for place in by_distance if squared[place] > usual]
-        return tuple(sorted(aside | set(far[: max(0, self.byzantine - len(aside))])))
+        left = max(0, self.byzantine - absent - len(aside))
+        return tuple(sorted(aside | set(far[:left])))
