@@ -76,6 +76,9 @@ def test_no_assignment_that_fits_is_below_the_bound(seed):
         assert found.found[0][0] == pytest.approx(best)
 
 
+NOTHING = np.zeros((5, 2))
+
+
 def _instance(n_stages: int) -> Instance:
     n_layers, n = 5, 2
     return Instance(
@@ -90,7 +93,7 @@ def _instance(n_stages: int) -> Instance:
 
 def test_a_stage_has_room_for_its_largest_layer_or_has_none_as_large():
     amounts = np.array([[40.0, 0.0], [10.0, 0.0], [10.0, 0.0], [10.0, 0.0], [20.0, 0.0]])
-    moments = Moments(reducing=np.zeros((5, 2)), passing=amounts)
+    moments = Moments(reducing=NOTHING, passing=amounts, fetched=NOTHING)
     node = Node.of(_instance(2), moments, 1)
     solved = Assignment(stages=(0, 0, 1, 1, 1), strategies=(0, 0, 0, 0, 0))
     roomy, without = branch(node, moments, solved, 1)
@@ -102,9 +105,20 @@ def test_a_stage_has_room_for_its_largest_layer_or_has_none_as_large():
     assert branch(node, moments, Assignment(stages=solved.stages, strategies=(1,) * 5), 1) == ()
 
 
+def test_what_a_layer_fetches_from_its_host_is_set_aside_once():
+    amounts = np.array([[40.0, 0.0], [10.0, 0.0], [10.0, 0.0], [10.0, 0.0], [20.0, 0.0]])
+    moments = Moments(reducing=NOTHING, passing=NOTHING, fetched=amounts)
+    node = Node.of(_instance(2), moments, 1)
+    solved = Assignment(stages=(0, 0, 1, 1, 1), strategies=(0, 0, 0, 0, 0))
+    roomy, without = branch(node, moments, solved, 1)
+    assert roomy.instance.capacity.tolist() == [100.0, pytest.approx(100 - 1.05 * 20)]
+    assert np.isinf(without.instance.time[1, [0, 4], 0]).all()
+    assert branch(roomy, moments, solved, 1) == ()
+
+
 def test_what_every_stage_needs_while_gradients_are_reduced_is_set_aside_at_once():
     amounts = np.array([[40.0, 50.0], [10.0, 10.0], [8.0, 9.0], [10.0, 10.0], [20.0, 30.0]])
-    moments = Moments(reducing=amounts, passing=np.zeros((5, 2)))
+    moments = Moments(reducing=amounts, passing=NOTHING, fetched=NOTHING)
     for n_stages, least in ((1, [40]), (2, [40, 20]), (3, [40, 8, 20])):
         node = Node.of(_instance(n_stages), moments, 1)
         left = [100 - 1.05 * each for each in least]

@@ -59,7 +59,7 @@ def _rooms(graph: LayerGraph, costs_from: Profile, parallel: Parallel, batch: in
     for space in spaces(graph, WHERE, workload(batch), parallel):
         costs = prices.of(space.strategies[0].tp)
         for outline in outlines(space):
-            instance, (reducing, _) = costs.instance(outline), costs.moments(outline)
+            instance, (reducing, *_) = costs.instance(outline), costs.moments(outline)
             for stages, chosen in _assigned(outline, rng):
                 named = dict(
                     zip(

@@ -10,6 +10,7 @@ from polyreme.errors import ConfigError, Infeasible
 from polyreme.plan.check import check
 from polyreme.plan.explain import text
 from polyreme.plan.options import Parallel
+from polyreme.planner.cost.memory import Storage
 from polyreme.planner.draft import Draft, Strategy, read_draft
 from polyreme.planner.hybrid import spaces
 from polyreme.planner.prices import Prices
@@ -49,18 +50,17 @@ def test_states_leave_the_device_and_the_update_takes_their_way():
     prices = Prices(GRAPH, _cluster(), _profile(), workload(4))
     for how in (Strategy(replica=2), Strategy(shard=2, level="grads")):
         here, there = (
-            prices.pricing(draft) for draft in map(_draft, (how, replace(how, offload=True)))
+            prices.pricing(draft) for draft in map(_draft, (how, replace(how, offload="optimizer")))
         )
         kept, left = (
             prices.of(1).fitting.by_device(_draft(replace(how, offload=offload)))[0]
-            for offload in (False, True)
+            for offload in ("none", "optimizer")
         )
         assert left == {**kept, "optimizer": 0}
-        assert (
-            prices.of(1).fitting.on_host(_draft(replace(how, offload=True)), 0, 0)
-            == kept["optimizer"]
-        )
-        slower_s = there.cost(_draft(replace(how, offload=True))).update_s
+        assert prices.of(1).fitting.on_host(
+            _draft(replace(how, offload="optimizer")), 0, 0
+        ) == Storage(optimizer=kept["optimizer"])
+        slower_s = there.cost(_draft(replace(how, offload="optimizer"))).update_s
         assert here.cost(_draft(how)).update_s == 0.0
         n_elements = sum(layer.param_count for layer in GRAPH.layers) / how.parts
         assert slower_s == pytest.approx(n_elements * 4 * STATES / 1e6, rel=0.01)
@@ -69,7 +69,7 @@ def test_states_leave_the_device_and_the_update_takes_their_way():
 def test_a_long_update_hides_the_way():
     figures = replace(_profile(), optimizer_s_per_byte=1e-3)
     cost = Prices(GRAPH, _cluster(), figures, workload(4)).of(1).cost
-    here, there = (cost(_draft(Strategy(offload=offload))) for offload in (False, True))
+    here, there = (cost(_draft(Strategy(offload=each))) for each in ("none", "optimizer"))
     assert there == here
 
 
@@ -82,8 +82,8 @@ def test_a_search_offloads_where_states_would_not_fit():
     fixed = replace(ONE, replica=2, shard=1, recompute="none", microbatch=2)
     plans = search(GRAPH, given, figures, workload(4), fixed, top=1)
     found = [each.offload for each in read_draft(plans[0]).strategies.values()]
-    assert True in found
-    assert False in found  # no more than has to be: it takes time
+    assert "optimizer" in found
+    assert "none" in found  # no more than has to be: it takes time
     assert plans[0].assumed
     assert "optimizer states lie in hosts' memory: planned" in text(plans)
     assert "optimizer offloaded" in dict(glossary(plans[0]))
@@ -95,9 +95,9 @@ def test_a_search_offloads_where_states_would_not_fit():
 
 
 def test_a_host_that_is_full_takes_no_more():
-    figures, how = _profile(), _draft(Strategy(replica=2, offload=True))
+    figures, how = _profile(), _draft(Strategy(replica=2, offload="optimizer"))
     fitting = Prices(GRAPH, _cluster(), figures, workload(4)).of(1).fitting
-    each = fitting.on_host(how, 0, 0)
+    each = fitting.on_host(how, 0, 0).optimizer
     for host_bytes, fits in ((2 * each, True), (2 * each - 1, False)):
         prices = Prices(GRAPH, _cluster(host_bytes=host_bytes), figures, workload(4))
         for fitting in (prices.of(1).fitting, prices.unlike.fitting):
@@ -111,9 +111,13 @@ def test_a_host_that_is_full_takes_no_more():
 def test_nothing_is_offloaded_where_the_way_is_unknown_or_plans_have_to_run():
     for where, parallel in ((cluster(2), ONE), (_cluster(), replace(ONE, layouts=None))):
         offered = spaces(GRAPH, where, workload(4), parallel)
-        assert {each.offload for space in offered for each in space.strategies} == {False}
+        assert {each.offload for space in offered for each in space.strategies} == {"none"}
     offered = spaces(GRAPH, _cluster(), workload(4), ONE)
-    assert {each.offload for space in offered for each in space.strategies} == {False, True}
+    assert {each.offload for space in offered for each in space.strategies} == {
+        "none",
+        "optimizer",
+        "parameters",
+    }
     with pytest.raises(ConfigError, match="needs the bandwidth between device type") as said:
         list(spaces(GRAPH, cluster(2), workload(4), replace(ONE, offload="optimizer")))
     assert said.value.violations[0].path == "parallel.offload"

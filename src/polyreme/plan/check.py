@@ -177,6 +177,10 @@ def _ties(plan: Plan, graph: LayerGraph) -> Iterator[Violation]:
                 path = f"layer_plans.{layer.name}.level"
                 rule = f'differs from that of "{other}", with which it shares parameters'
                 yield _wrong(path, ours.level, rule, f'"{theirs.level}"')
+            if ours.offload != theirs.offload:
+                path, legal = f"layer_plans.{layer.name}.offload", str(sorted(theirs.offload))
+                rule = f'differs from that of "{other}", with which it shares parameters'
+                yield _wrong(path, sorted(ours.offload), rule, legal)
             own, wanted = even_degrees(ours.split), even_degrees(theirs.split)
             if None not in (own, wanted) and own != wanted:
                 path = f"layer_plans.{layer.name}.split"

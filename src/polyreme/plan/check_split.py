@@ -9,7 +9,7 @@ from ..errors import Violation
 from ..graph.layer import LayerGraph
 from .degrees import refused_cp, refused_tp
 from .grid import INNER_AXES, Degrees, even_degrees, grid_of, rows_of
-from .ir import AXES, LayerPlan, Plan, ShardTree, axes, devices
+from .ir import AXES, OFFLOADED, LayerPlan, Plan, ShardTree, axes, devices
 
 _RUN = tuple(name for name, _, runs in AXES if runs and name in INNER_AXES)
 
@@ -38,8 +38,10 @@ def split_violations(plan: Plan, *, unlike: bool = False) -> Iterator[Violation]
         if degrees is not None:
             found[degrees.alone] += 1
             yield from _own_violations(path, layer_plan, degrees)
-        if what := sorted(layer_plan.offload - ({"optimizer"} if unlike else frozenset())):
-            yield _wrong(f"{path}.offload", what, "is not executable yet", "nothing")
+        if layer_plan.offload not in (OFFLOADED.values() if unlike else (OFFLOADED["none"],)):
+            legal = " or ".join(map(_named, OFFLOADED.values() if unlike else (frozenset(),)))
+            what = sorted(layer_plan.offload)
+            yield _wrong(f"{path}.offload", what, "is not executable yet", legal)
     if unlike:
         if not wrong and _complete(plan) and rows_of(plan) is None:
             rule = "has other devices than its layers, or shares some with another stage"
@@ -70,6 +72,10 @@ def _unlike(plan: Plan, of: Mapping[ShardTree, Degrees | None]) -> Violation:
     rule = f"{where(other)} has other degrees ({_shown(others)}) than {where(one)} ({_shown(some)})"
     legal = "the same replica, shard and tp everywhere"
     return _wrong("layer_plans", None, f"{rule}, which is not executable yet", legal)
+
+
+def _named(offload: frozenset[str]) -> str:
+    return " + ".join(sorted(offload)) or "nothing"
 
 
 def _shown(degrees: Degrees) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import msgspec
 
@@ -80,7 +80,16 @@ def describe_way(way: Way, each: str = "") -> str:
     for name in ("sp", "recompute"):
         if getattr(way, name):
             text += f", {name}"
-    return text + "".join(f", {what} offloaded" for what in way.offload)
+    return f"{text}, {describe_offload(way.offload)}" if way.offload else text
+
+
+def describe_offload(causes: Collection[str]) -> str:
+    """What lies in hosts' memory, in words.
+
+    >>> describe_offload({"parameters", "gradients", "optimizer"})
+    'gradients + optimizer + parameters offloaded'
+    """
+    return f"{' + '.join(sorted(causes))} offloaded"
 
 
 def describe_stages(sizes: Sequence[int], n_ranks: int, order: str, n_slices: int = 0) -> str:

@@ -105,7 +105,10 @@ def not_run(plan: Plan) -> tuple[str, ...]:
         found.append("devices share the tokens of samples")
     if any("ep" in axes(each.split) for each in plan.layer_plans.values()):
         found.append("experts are dealt out")
-    if any(each.offload for each in plan.layer_plans.values()):
+    offloaded = {what for each in plan.layer_plans.values() for what in each.offload}
+    if "parameters" in offloaded:
+        found.append("parameters, gradients and optimizer states lie in hosts' memory")
+    elif offloaded:
         found.append("optimizer states lie in hosts' memory")
     return (f"{', '.join(found)}: planned, not executable yet",) if found else ()
 

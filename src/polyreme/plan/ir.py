@@ -12,6 +12,7 @@ from ..cluster.types import Cluster
 from ..graph.layer import LayerGraph
 
 Level = Literal["none", "optimizer", "grads", "params"]
+Offload = Literal["none", "optimizer", "parameters"]
 Precision = Literal["fp32", "bf16", "fp64"]
 ActionKind = Literal["F", "B", "I", "W", "U"]
 AXES = (  # name, what it splits, whether plans over it can be run
@@ -33,6 +34,11 @@ MEMORY_CAUSES = (
     "context",
     "slack",
 )
+OFFLOADED: Mapping[Offload, frozenset[str]] = {  # what of a layer lies in its host's memory
+    "none": frozenset(),
+    "optimizer": frozenset({"optimizer"}),
+    "parameters": frozenset({"parameters", "gradients", "optimizer"}),
+}
 
 
 class Leaf(msgspec.Struct, frozen=True):
@@ -61,7 +67,8 @@ class LayerPlan(msgspec.Struct, frozen=True, kw_only=True):
     `level` says what the shard axis splits: ``none`` (the batch alone; gradients are
     all-reduced), ``optimizer`` (and optimizer state; one reduce-scatter a step), ``grads`` (and
     gradients; a reduce-scatter each microbatch), ``params`` (and parameters, gathered again in
-    each backward pass).
+    each backward pass). `offload` has the causes of memory that lie in hosts' memory between uses,
+    one of `OFFLOADED`.
     """
 
     split: ShardTree
@@ -131,9 +138,10 @@ class LayerCost(msgspec.Struct, frozen=True, kw_only=True):
     `recompute_s` of its passes; `parts_s` of what tensor parts, contexts and those who share out
     experts exchange in these; `data_s` of
     what it exchanges over data axes, as if only its own passes hid it; `update_s`; `moved_s` of
-    values brought to it, and of their gradients, where the layer before is laid out otherwise. It
-    stores `stored_bytes` (parameters, gradients, optimizer), and keeps `saved_bytes` of each
-    microbatch between its passes. `how` is its strategy in words.
+    values brought to it, and of their gradients, where the layer before is laid out otherwise;
+    `hosted_s` of its parameters and gradients that come from the host's memory and go back. On the
+    device it stores `stored_bytes` (parameters, gradients, optimizer), and keeps `saved_bytes` of
+    each microbatch between its passes. `how` is its strategy in words.
     """
 
     layers: tuple[str, ...]
@@ -147,6 +155,7 @@ class LayerCost(msgspec.Struct, frozen=True, kw_only=True):
     stored_bytes: int
     saved_bytes: int
     moved_s: float = 0.0
+    hosted_s: float = 0.0
 
 
 class Capacity(msgspec.Struct, frozen=True, kw_only=True):

@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 import msgspec
 
 from ..errors import Violation, literal, nearest_first
-from .ir import Level
+from .ir import Level, Offload
 from .order import ANY, ORDERS, families
 from .order.kind import Order
 
@@ -36,8 +36,9 @@ class Parallel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         stages: Layers of each stage, from the first to the last.
         layouts: Whether all layers have the same replica, shard, tp and sp ("alike", if not given),
             or each those that suit it, and cp and ep ("unlike": planned, not executable yet).
-        offload: What lies in hosts' memory between steps ("optimizer" with layouts = "unlike"
-            alone: planned, not executable yet).
+        offload: What of a layer lies in hosts' memory between uses: nothing ("none"), its optimizer
+            states ("optimizer"), or these, its parameters and its gradients ("parameters"); more
+            than "none" with layouts = "unlike" alone: planned, not executable yet.
         microbatch: Samples per device and pass; the rest of the batch is accumulated.
         recompute: Whether activations are computed again in the backward pass.
         order: Order of a pipeline's actions ("1f1b" if not given, "any" to let the planner choose);
@@ -64,7 +65,7 @@ class Parallel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     pp: _Degree | None = None
     stages: Annotated[tuple[_Degree, ...], msgspec.Meta(min_length=1)] | None = None
     layouts: Literal["alike", "unlike"] | None = None
-    offload: Literal["none", "optimizer"] | None = None
+    offload: Offload | None = None
     microbatch: _Degree | None = None
     recompute: Literal["none", "all"] | None = None
     order: str | None = None

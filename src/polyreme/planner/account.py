@@ -76,6 +76,7 @@ def _layer_cost(
         if name == fitting.memory.graph.output.rpartition(".")[0]:
             messages += parts.loss(strategy, size)
         parts_s += count * sum(cost.data.price_s(strategy, pp, each) for each in messages)
+    hosted_s = sum(cost.data.hosted_s(name, strategy, draft.rounds))
     over_data = cost.data.layer_once(name, strategy, pp, max(sizes), draft)
     held = fitting.memory.layer_storage(name, strategy, 0)
     times = fitting.profile.layers[fitting.memory.graph.layer(name).kind]
@@ -91,6 +92,7 @@ def _layer_cost(
         stored_bytes=held.parameters + held.gradients + held.optimizer,
         saved_bytes=waiting_bytes(times, strategy, max(sizes)),
         moved_s=moved_s,
+        hosted_s=draft.rounds * hosted_s,
     )
 
 
@@ -105,7 +107,7 @@ def _is_even(draft: Draft) -> bool:
     """Whether all microbatches are priced as the largest."""
     first = draft.strategy
     in_stages = bool(draft.stages) or first.tp * first.cp > 1
-    return in_stages or draft.deals_out or not draft.is_alike
+    return in_stages or draft.deals_out or draft.fetches or not draft.is_alike
 
 
 def _stages(draft: Draft, pricing: Pricing, layers: Sequence[LayerCost]) -> Costs:

@@ -1,7 +1,8 @@
 """Memory that is no sum over layers: the largest of what single layers take for a moment.
 
 An instance adds up bytes of layers. Beside them a stage needs what its largest layer takes while
-its gradients are reduced, and twice what its largest takes while it is gathered. A plan that lacks
+its gradients are reduced, what its largest takes that is fetched from its host's memory, and twice
+what its largest takes while it is gathered. A plan that lacks
 this room shows how large these are in it: either some layer of the stage takes as much, and then
 so much less is left for all, or none does. Both together are all there are: bounds stay bounds.
 
@@ -20,10 +21,11 @@ from .solve.instance import Array, Assignment, Instance
 
 @dataclass(frozen=True, kw_only=True)
 class Moments:
-    """Bytes (L, K) that a layer takes for a moment, by strategy: reduced, and gathered again."""
+    """Bytes (L, K) that a layer takes for a moment, by strategy: reduced, gathered, fetched."""
 
     reducing: Array
     passing: Array
+    fetched: Array
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,6 +35,7 @@ class Node:
     instance: Instance
     reducing: Array
     passing: Array
+    fetched: Array
 
     @classmethod
     def of(cls, instance: Instance, moments: Moments, shared: int) -> Node:
@@ -47,7 +50,8 @@ class Node:
         aside = (1 + SLACK_SHARE) * np.array(some if n > 1 else [least.max()])
         capacity = np.maximum(instance.capacity - aside / shared, 1.0)
         instance = replace(instance, capacity=capacity)
-        return cls(instance=instance, reducing=aside, passing=np.zeros(n))
+        none = np.zeros(n)
+        return cls(instance=instance, reducing=aside, passing=none, fetched=none)
 
 
 def branch(node: Node, moments: Moments, solved: Assignment, stage: int) -> tuple[Node, ...]:
@@ -59,7 +63,7 @@ def branch(node: Node, moments: Moments, solved: Assignment, stage: int) -> tupl
     held = [layer for layer, at in enumerate(solved.stages) if at == stage]
     chosen = [solved.strategies[layer] for layer in held]
     best: tuple[float, str, float] = (1.0, "", 0.0)  # a byte is nothing
-    for name, twice in (("reducing", 1.0), ("passing", 2.0)):
+    for name, twice in (("reducing", 1.0), ("passing", 2.0), ("fetched", 1.0)):
         amount = float(getattr(moments, name)[held, chosen].max())
         lacking = (1 + SLACK_SHARE) * twice * amount - getattr(node, name)[stage]
         best = max(best, (lacking, name, amount))

@@ -11,14 +11,17 @@ import msgspec
 from ..errors import ConfigError, Violation
 from ..plan.describe import Way, describe_stages, describe_step, describe_way
 from ..plan.grid import INNER_AXES, Degrees, even_degrees, rows_of
-from ..plan.ir import Level, Plan
+from ..plan.ir import OFFLOADED, Level, Offload, Plan
 from ..plan.order.kind import Ranks
+
+_OFFLOAD_OF = {causes: name for name, causes in OFFLOADED.items()}
 
 
 class Strategy(msgspec.Struct, frozen=True, kw_only=True):
     """How one layer runs on replica x shard x cp x tp devices.
 
-    With `offload` its optimizer states lie in hosts' memory, and come to devices to be updated.
+    With `offload` "optimizer" its optimizer states lie in hosts' memory, and come to devices to be
+    updated; with "parameters" so do its parameters and gradients, which come for its passes too.
     Its experts are dealt out to `ep` of shard x cp devices next to each other.
 
     >>> Strategy(replica=2, shard=3, tp=2).n_devices
@@ -32,7 +35,7 @@ class Strategy(msgspec.Struct, frozen=True, kw_only=True):
     sp: bool = False
     level: Level = "none"
     recompute: bool = False
-    offload: bool = False
+    offload: Offload = "none"
     ep: int = 1
 
     @property
@@ -62,13 +65,21 @@ class Strategy(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def halves(self) -> bool:
-        """Whether gradients of weights can wait: not where a layer is gathered or run again."""
-        return self.level == "none" and not self.recompute
+        """Whether gradients of weights can wait.
+
+        Not where a layer is gathered, fetched from its host or run again.
+        """
+        return self.level == "none" and not self.recompute and not self.fetches
+
+    @property
+    def fetches(self) -> bool:
+        """Whether its parameters come from hosts' memory for its passes."""
+        return self.offload == "parameters"
 
     @property
     def layout(self) -> Strategy:
         """Where its devices and its tokens are, and nothing else of it."""
-        return msgspec.structs.replace(self, level="none", recompute=False, offload=False, ep=1)
+        return msgspec.structs.replace(self, level="none", recompute=False, offload="none", ep=1)
 
     @property
     def of_experts(self) -> Strategy:
@@ -124,7 +135,12 @@ class Draft(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def offloads(self) -> bool:
         """Whether anything lies in hosts' memory; what that takes is never measured."""
-        return any(each.offload for each in set(self.strategies.values()))
+        return any(each.offload != "none" for each in set(self.strategies.values()))
+
+    @property
+    def fetches(self) -> bool:
+        """Whether parameters of any layer do."""
+        return any(each.fetches for each in set(self.strategies.values()))
 
     @property
     def deals_out(self) -> bool:
@@ -165,6 +181,11 @@ class Draft(msgspec.Struct, frozen=True, kw_only=True):
         return {size: count for size, count in sizes.items() if count and size}
 
     @property
+    def rounds(self) -> int:
+        """Microbatches that a pipeline rank plays of each of its stages."""
+        return math.ceil(self.microbatches / max(map(len, self.holders)))
+
+    @property
     def microbatch(self) -> int:
         """Samples of the largest microbatch."""
         return self.microbatch_of(self.strategy)
@@ -191,6 +212,12 @@ def read_draft(plan: Plan) -> Draft:
         raise ConfigError(
             [Violation(path=path, value=None, rule=rule, legal=legal) for path in paths]
         )
+    for name, each in plan.layer_plans.items():
+        if each.offload not in _OFFLOAD_OF:
+            path, rule = f"plan.layer_plans.{name}.offload", "cannot be priced yet"
+            legal = " or ".join(str(sorted(causes)) for causes in _OFFLOAD_OF)
+            what = sorted(each.offload)
+            raise ConfigError([Violation(path=path, value=what, rule=rule, legal=legal)])
     known = {
         key: Strategy(
             replica=found.replica,
@@ -201,7 +228,7 @@ def read_draft(plan: Plan) -> Draft:
             sp=each.sp,
             level=each.level,
             recompute=each.recompute,
-            offload=bool(each.offload),
+            offload=_OFFLOAD_OF[each.offload],
         )
         for key, each in plans.items()
         if (found := degrees[key]) is not None
@@ -255,5 +282,5 @@ def _way(strategy: Strategy) -> Way:
         ep=strategy.ep,
         sp=strategy.sp,
         recompute=strategy.recompute,
-        offload=("optimizer",) if strategy.offload else (),
+        offload=tuple(sorted(OFFLOADED[strategy.offload])),
     )

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import msgspec
 
+from ..plan.ir import OFFLOADED
 from ..plan.order import ORDERS, families
 from .cost.data import StepTime
 from .cost.exchange import usual
@@ -19,6 +20,7 @@ from .space import SHARDED_LEVELS
 
 TUNED_WITHIN = 0.15  # of the best time; tuning gains less
 LEVELS = ("none", *SHARDED_LEVELS)
+OFFLOADS = tuple(OFFLOADED)
 
 
 class Candidate(msgspec.Struct, frozen=True, kw_only=True):
@@ -132,7 +134,7 @@ def _rank(candidate: Candidate) -> tuple[bool, float, tuple[int, ...]]:
         draft.strategy.tp,
         draft.pp,
         len(ways),
-        sum(each.offload for each in ways),
+        sum(OFFLOADS.index(each.offload) for each in ways),
         max(each.ep for each in ways),
         sum(each.recompute for each in draft.strategies.values()),
         draft.strategy.shard,

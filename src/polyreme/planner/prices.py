@@ -59,8 +59,8 @@ class Pricing(Protocol):
     def instance(self, outline: Outline) -> Instance:
         """The numbers of an outline."""
 
-    def moments(self, outline: Outline) -> tuple[Array, Array]:
-        """Bytes (L, K) of each layer while its gradients are reduced, and while it is gathered."""
+    def moments(self, outline: Outline) -> tuple[Array, Array, Array]:
+        """Bytes (L, K) of each layer while its gradients are reduced, it is gathered, fetched."""
 
     def least_s(self, outline: Outline) -> float:
         """A time that no assignment goes below."""

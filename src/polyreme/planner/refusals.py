@@ -113,10 +113,10 @@ def _impossible(
     graph: LayerGraph, cluster: Cluster, workload: Workload, parallel: Parallel
 ) -> Iterator[Violation]:
     slow = [each for each in cluster.device_types.values() if not each.host_bandwidth_bytes_s]
-    if parallel.offload == "optimizer" and slow:
+    if parallel.offload not in (None, "none") and slow:
         rule = f'needs the bandwidth between device type "{slow[0].name}" and its host'
         legal = f'"none" (or host_bandwidth = "32 GB/s" in [device_types.{slow[0].name}])'
-        yield _wrong("offload", "optimizer", rule, legal)
+        yield _wrong("offload", parallel.offload, rule, legal)
     within, batch = inside(parallel), workload.global_batch
     if within > cluster.n_devices:
         axis = "pp" if (parallel.pp or 1) > 1 else "tp"

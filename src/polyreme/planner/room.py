@@ -7,8 +7,9 @@ from collections.abc import Iterator, Mapping
 import msgspec
 
 from ..cluster.types import Cluster
+from ..plan.ir import OFFLOADED
 from ..profile.record import Profile
-from .cost.memory import Memory
+from .cost.memory import Memory, Storage
 from .draft import Draft, Strategy
 
 
@@ -50,10 +51,10 @@ class Fitting:
 
     def __call__(self, draft: Draft) -> Room:
         """Bytes that the tightest device, or host, has and needs."""
-        rooms = [self._tightest(draft), *self._hosts(draft)]
+        rooms = [self.tightest(draft), *self.hosts(draft)]
         return max(rooms, key=lambda room: room.over_bytes)
 
-    def _hosts(self, draft: Draft) -> Iterator[Room]:
+    def hosts(self, draft: Draft) -> Iterator[Room]:
         """Of each host whose memory is known, what its devices keep there."""
         if not draft.offloads:
             return
@@ -63,27 +64,34 @@ class Fitting:
             first += host.n_devices
             if host.memory_bytes is None or not devices:
                 continue
-            need_bytes = sum(self.on_host(draft, *self._place(draft, each)) for each in devices)
+            kept = (self.on_host(draft, *self._place(draft, each)) for each in devices)
+            held = sum(kept, Storage())
             yield Room(
                 device=devices[0],
                 have_bytes=host.memory_bytes,
-                need_bytes={f"optimizer in the memory of {host.name}": need_bytes},
+                need_bytes={
+                    f"{cause} in the memory of {host.name}": n_bytes
+                    for cause in held.__struct_fields__
+                    if (n_bytes := getattr(held, cause))
+                },
             )
 
-    def on_host(self, draft: Draft, pipe: int, shard_index: int) -> int:
+    def on_host(self, draft: Draft, pipe: int, shard_index: int) -> Storage:
         """Bytes that a device keeps in its host's memory."""
-        how = {name: draft.strategies[name] for name in draft.layers_of(pipe)}
-        return sum(
-            self._memory_of(here).layer_storage(name, here, shard_index).optimizer
-            for name, strategy in how.items()
-            if strategy.offload
-            for here in (msgspec.structs.replace(strategy, offload=False),)
-        )
+        total = Storage()
+        for name in draft.layers_of(pipe):
+            strategy = draft.strategies[name]
+            if strategy.offload != "none":
+                here = msgspec.structs.replace(strategy, offload="none")
+                held = self._memory_of(here).layer_storage(name, here, shard_index)
+                causes = OFFLOADED[strategy.offload]
+                total += Storage(**{cause: getattr(held, cause) for cause in causes})
+        return total
 
     def _memory_of(self, _: Strategy) -> Memory:
         return self.memory
 
-    def _tightest(self, draft: Draft) -> Room:
+    def tightest(self, draft: Draft) -> Room:
         """Of the tightest device.
 
         A device needs the more the lower its index on the shard axis, so that of each device type

@@ -14,8 +14,10 @@ from ..graph.layer import LayerGraph
 from ..plan.grid import even_split
 from ..plan.ir import (
     BUCKET_BYTES,
+    OFFLOADED,
     LayerPlan,
     Level,
+    Offload,
     Plan,
     Stage,
     Workload,
@@ -150,7 +152,7 @@ def write_plan(draft: Draft, workload: Workload) -> Plan:
                     sp=how.sp,
                     level=how.level,
                     recompute=how.recompute,
-                    offload=frozenset({"optimizer"} if how.offload else ()),
+                    offload=OFFLOADED[how.offload],
                 )
             layer_plans[name] = known[how, devices]
     ranks: Ranks = (accumulation_order(draft.microbatches),)
@@ -293,12 +295,12 @@ def _dealt(graph: LayerGraph, n_devices: int, parallel: Parallel) -> tuple[int, 
     return tuple(ep for ep in divisors(n_devices) if ep == 1 or any(n % ep == 0 for n in counts))
 
 
-def _offloads(cluster: Cluster, parallel: Parallel) -> tuple[bool, ...]:
-    """Whether optimizer states may lie in hosts' memory: where no plan has to run, both."""
+def _offloads(cluster: Cluster, parallel: Parallel) -> tuple[Offload, ...]:
+    """What may lie in hosts' memory: where no plan has to run, anything, the least first."""
     if parallel.offload is not None:
-        return (parallel.offload == "optimizer",)
+        return (parallel.offload,)
     known = all(each.host_bandwidth_bytes_s for each in cluster.device_types.values())
-    return (False, True) if known and parallel.layouts == "unlike" else (False,)
+    return tuple(OFFLOADED) if known and parallel.layouts == "unlike" else ("none",)
 
 
 @functools.cache

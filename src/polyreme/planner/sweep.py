@@ -70,8 +70,8 @@ class _Offered:
     @functools.cached_property
     def moments(self) -> Moments:
         """What layers take for a moment."""
-        reducing, passing = self.costs.moments(self.outline)
-        return Moments(reducing=reducing, passing=passing)
+        reducing, passing, fetched = self.costs.moments(self.outline)
+        return Moments(reducing=reducing, passing=passing, fetched=fetched)
 
     @functools.cached_property
     def node(self) -> Node:

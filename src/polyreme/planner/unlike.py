@@ -119,11 +119,11 @@ class UnlikeCosts:
             beta=found[0].beta,
         )
 
-    def moments(self, outline: Outline) -> tuple[Array, Array]:
-        """Bytes (L, K) of each layer while its gradients are reduced, and while it is gathered."""
+    def moments(self, outline: Outline) -> tuple[Array, Array, Array]:
+        """Bytes (L, K) of each layer while its gradients are reduced, it is gathered, fetched."""
         found = [self._of(each.layout.tp).moments(each) for each in _alike(outline)]
-        reducing, passing = zip(*found, strict=True)
-        return np.concatenate(reducing, axis=1), np.concatenate(passing, axis=1)
+        reducing, passing, fetched = (np.concatenate(each, 1) for each in zip(*found, strict=True))
+        return reducing, passing, fetched
 
     def least_s(self, outline: Outline) -> float:
         """A time that no assignment goes below: each layer in the layout that is fastest for it."""
@@ -155,7 +155,7 @@ class UnlikeFitting(Fitting):
     def _memory_of(self, strategy: Strategy) -> Memory:
         return self._cost.memory(strategy)
 
-    def _tightest(self, draft: Draft) -> Room:
+    def tightest(self, draft: Draft) -> Room:
         """Of the tightest device."""
         rooms = []
         for pipe, (first, end) in enumerate(pairwise(accumulate((0, *draft.rows)))):

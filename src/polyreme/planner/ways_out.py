@@ -47,7 +47,9 @@ def ways_out(problem: Problem, prices: Prices) -> tuple[str, ...]:
     if len(ways) < 2:
         ways += _more_of_larger(problem, prices)
     least = _least_need(problem, prices)
-    return (*ways, f"devices with at least {_amount(least, problem)} of memory")
+    if least is not None:
+        ways.append(f"devices with at least {_amount(least, problem)} of memory")
+    return tuple(ways)
 
 
 def _unfixed(problem: Problem, prices: Prices) -> Iterator[str]:
@@ -94,7 +96,8 @@ def _more_devices(problem: Problem, prices: Prices) -> Iterator[str]:
 def _more_of_larger(problem: Problem, prices: Prices) -> Iterator[str]:
     """Twice as many devices, each with less memory than as many as there are would need."""
     twice = _doubled(problem)
-    if twice.spaces() and (least := _least_need(twice, prices)) < _least_need(problem, prices):
+    least, now = _least_need(twice, prices), _least_need(problem, prices)
+    if least is not None and now is not None and least < now:
         amount = _amount(least, problem)
         yield f"{twice.cluster.n_devices} devices with at least {amount} of memory each"
 
@@ -149,18 +152,23 @@ def _room(draft: Draft, problem: Problem, prices: Prices) -> Room:
     return prices.fitting(draft.strategy.tp, problem.cluster)(draft)
 
 
-def _least_need(problem: Problem, prices: Prices) -> int:
-    return min(
-        sum(_room(draft, problem, prices).need_bytes.values())
+def _least_need(problem: Problem, prices: Prices) -> int | None:
+    """Bytes that would do for each device, of drafts for which hosts have room; if there is one."""
+    needs = (
+        sum(fitting.tightest(draft).need_bytes.values())
         for space in problem.spaces()
         for draft in leanest(space)
+        for fitting in (prices.fitting(draft.strategy.tp, problem.cluster),)
+        if all(room.fits for room in fitting.hosts(draft))
     )
+    return min(needs, default=None)
 
 
 # What a draft has for a field of the spec, in TOML.
 _SHOWN: Mapping[str, Callable[[Draft], str]] = {
     "microbatch": lambda draft: str(draft.microbatch),
     "recompute": lambda draft: '"all"' if draft.strategy.recompute else '"none"',
+    "offload": lambda draft: f'"{draft.strategy.offload}"',
     "level": lambda draft: f'"{draft.strategy.level}"',
     "shard": lambda draft: str(draft.strategy.shard),
     "replica": lambda draft: str(draft.strategy.replica),

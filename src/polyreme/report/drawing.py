@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
 
-from ..plan.describe import degrees_of
+from ..plan.describe import degrees_of, describe_offload
 from ..plan.grid import even_degrees
 from ..plan.ir import Action, LayerPlan, Leaf, Plan, ShardTree, Split, axes, devices
 from ..units import count
@@ -57,7 +57,7 @@ class Segment(msgspec.Struct, frozen=True, kw_only=True):
         """Recomputation, sequence parallelism and offloading."""
         found = ["recomputed in backward"] if self.layer_plan.recompute else []
         found += ["sequence split over tp"] if self.layer_plan.sp else []
-        found += [f"{what} offloaded" for what in sorted(self.layer_plan.offload)]
+        found += [describe_offload(self.layer_plan.offload)] if self.layer_plan.offload else []
         return ", ".join(found) or "activations kept"
 
 

@@ -169,7 +169,9 @@ def _step_said(step: Step, drawn: Timeline) -> str:
         )
     of_parts = any(each.parts_s for each in estimate.layers)
     moved = any(each.moved_s for each in estimate.layers)
+    hosted = any(each.hosted_s for each in estimate.layers)
     whose = ["those of tensor parts"] * of_parts + ["those between unlike layers"] * moved
+    whose += ["those with hosts' memory"] * hosted
     inside = f" ({' and '.join(whose)} stand inside the passes)" if whose else ""
     said.append(
         f"Exchanges that nothing hides add {seconds(step.exchange_s)}{inside} and the update "
@@ -207,23 +209,25 @@ def _shares(step: Step) -> list[Share]:
 
 
 def _layers(layers: Sequence[LayerCost]) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
-    """Heads and rows of the table; what moves between layouts has a column where any does."""
+    """Heads and rows of the table; what only some plans have has a column where any does."""
     at = LAYER_HEADS.index(MOVED_BEFORE)
-    heads: tuple[str, ...] = LAYER_HEADS
-    moved = any(each.moved_s for each in layers)
-    if moved:
-        heads = (*heads[:at], "moves between layouts", *heads[at:])
-    return heads, [_layer_row(each, moved=moved) for each in layers]
+    more = {
+        head: field
+        for field, head in (("moved_s", "moves between layouts"), ("hosted_s", "to and from host"))
+        if any(getattr(each, field) for each in layers)
+    }
+    heads = (*LAYER_HEADS[:at], *more, *LAYER_HEADS[at:])
+    return heads, [_layer_row(each, tuple(more.values())) for each in layers]
 
 
-def _layer_row(each: LayerCost, *, moved: bool) -> tuple[str, ...]:
+def _layer_row(each: LayerCost, more: tuple[str, ...]) -> tuple[str, ...]:
     n = len(each.layers)
     times = (
         each.forward_s,
         each.backward_s,
         each.recompute_s,
         each.parts_s,
-        *((each.moved_s,) if moved else ()),
+        *(getattr(each, field) for field in more),
         each.data_s,
         each.update_s,
     )

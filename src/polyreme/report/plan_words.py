@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..plan.describe import degrees_of
+from ..plan.describe import degrees_of, describe_offload
 from ..plan.grid import even_degrees
 from ..plan.ir import LayerPlan, Plan
 from ..units import count
@@ -59,7 +59,12 @@ def _ways(layer_plans: list[LayerPlan], *, n_shards: int) -> list[tuple[str, str
     if any(each.recompute for each in layer_plans):
         meaning = "what a layer saves is made again in its backward pass, which takes less memory"
         found.append(("recompute", meaning))
-    if any(each.offload for each in layer_plans):
+    for causes in dict.fromkeys(each.offload for each in layer_plans if each.offload):
         meaning = "optimizer states lie in the host's memory, and come to the device to be updated"
-        found.append(("optimizer offloaded", meaning))
+        if "parameters" in causes:
+            meaning = (
+                "parameters, gradients and optimizer states of a layer lie in the host's memory, "
+                "and come to the device when the layer runs, and to be updated"
+            )
+        found.append((describe_offload(causes), meaning))
     return found

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
-from .ordered import nearest_mean
+from .ordered import Order, middle
 from .robust import RobustKind
-
-if TYPE_CHECKING:
-    import torch
 
 
 class MeanAroundMedian(
@@ -34,6 +31,6 @@ class MeanAroundMedian(
         """The least that there is."""
         return self.byzantine / (n - self.byzantine)
 
-    def entries(self, block: torch.Tensor, f: int, weights: torch.Tensor | None) -> torch.Tensor:
-        """Means of the values near the median."""
-        return nearest_mean(block, len(block) - f)
+    def order(self, n: int, f: int) -> Order | None:
+        """Those near the median."""
+        return Order(places=middle(n), keep=n - f)

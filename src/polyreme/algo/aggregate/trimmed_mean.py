@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
-from .ordered import trimmed
+from .ordered import Order
 from .robust import RobustKind
-
-if TYPE_CHECKING:
-    import torch
 
 
 class TrimmedMean(RobustKind, frozen=True, kw_only=True, tag="TrimmedMean", tag_field="kind"):
@@ -34,6 +31,6 @@ class TrimmedMean(RobustKind, frozen=True, kw_only=True, tag="TrimmedMean", tag_
         """The least that there is."""
         return self.byzantine / (n - self.byzantine)
 
-    def entries(self, block: torch.Tensor, f: int, weights: torch.Tensor | None) -> torch.Tensor:
-        """Means of the values in the middle."""
-        return trimmed(block, f) if f else block.mean(0)
+    def order(self, n: int, f: int) -> Order | None:
+        """All but the extreme ones."""
+        return Order(places=range(f, n - f))

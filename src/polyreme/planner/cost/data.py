@@ -18,6 +18,7 @@ from ..draft import Draft, Strategy
 from ..groups import Groups
 from .memory import Memory, Unit
 from .message import Message, Over
+from .offload import updated_bytes
 from .traffic import Traffic
 
 
@@ -199,6 +200,19 @@ class DataCost:
         """
         return self._class_passes(self.memory.classes.layer_of[name], strategy, size, parts)
 
+    def hosted_s(self, name: str, strategy: Strategy, rounds: int) -> tuple[float, float]:
+        """Forward and backward seconds of what comes from the host's memory and goes back.
+
+        A microbatch, in the mean of `rounds` of them.
+        """
+        if not strategy.fetches:
+            return 0.0, 0.0
+        shapes = self.memory.classes.shapes[name]
+        there, back = self.memory.fetched(name, strategy).moved_bytes(
+            strategy, rounds, reads=strategy.recompute or not shapes.looks_up
+        )
+        return there / self._to_host_bytes_s, back / self._to_host_bytes_s
+
     def price_s(self, layout: Strategy, pp: int, message: Message) -> float:
         """Seconds of one message.
 
@@ -255,15 +269,16 @@ class DataCost:
     def _update_s(self, units: _Units) -> float:
         """Seconds of the optimizer on the device that holds most.
 
-        States in the host's memory come and go at once, in either direction, while it computes.
+        What lies in the host's memory comes and goes at once, in either direction, while it
+        computes.
         """
-        here = there = 0
+        here = moved_bytes = 0
+        wide, states = self.memory.widths, self.memory.workload.optimizer_states
         for strategy, unit, count, _ in units:
             elements = (unit.loose + math.ceil(unit.reduced / unit.parts)) * count
-            here, there = here + elements, there + elements * strategy.offload
-        width = self.memory.widths.master
-        moved_bytes = there * width * self.memory.workload.optimizer_states
-        computed_s = here * width * self.profile.optimizer_s_per_byte
+            here += elements
+            moved_bytes += elements * updated_bytes(strategy.offload, wide, states)
+        computed_s = here * wide.master * self.profile.optimizer_s_per_byte
         if not moved_bytes:
             return computed_s
         assert self._to_host_bytes_s, "offered only where that is known"

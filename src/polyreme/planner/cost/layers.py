@@ -60,7 +60,7 @@ class LayerCosts:
                 [
                     np.inf
                     if not space.allows(name, strategy)
-                    else sum(self.cost.passes_s(name, strategy, size, pp))
+                    else sum(self.cost.visit_s(name, strategy, size, pp, draft.rounds))
                     + self._once(name, strategy, pp, microbatches, size, draft) / microbatches
                     for strategy in outline.strategies
                 ]
@@ -146,12 +146,17 @@ class LayerCosts:
             saved.append(row_saved)
         return np.array(stored, float), np.array(saved, float)
 
-    def moments(self, outline: Outline) -> tuple[Array, Array]:
-        """Bytes (L, K) of each layer while its gradients are reduced, and while it is gathered."""
+    def moments(self, outline: Outline) -> tuple[Array, Array, Array]:
+        """Bytes (L, K) of each layer while its gradients are reduced, it is gathered, fetched."""
         memory, strategies = self._memory, outline.strategies
         reducing = [[memory.reducing_bytes(n, k) for k in strategies] for n in self._kinds]
         passing = [[memory.passing_bytes(n, k) for k in strategies] for n in self._kinds]
-        return np.array(reducing, float)[self._index], np.array(passing, float)[self._index]
+        fetched = [[memory.fetched(n, k).n_bytes for k in strategies] for n in self._kinds]
+        return (
+            np.array(reducing, float)[self._index],
+            np.array(passing, float)[self._index],
+            np.array(fetched, float)[self._index],
+        )
 
     def _capacity(self, outline: Outline, order: Order | None) -> Array:
         """Bytes that each stage has for its layers; ranks with several share theirs out evenly."""

@@ -14,13 +14,14 @@ import msgspec
 
 from ...graph.layer import LayerGraph
 from ...plan.grid import even_degrees
-from ...plan.ir import LayerPlan, Precision, Workload, degree, devices
+from ...plan.ir import OFFLOADED, LayerPlan, Precision, Workload, degree, devices
 from ...profile.record import Profile
 from ..draft import Draft, Strategy
 from ..groups import Classes, Groups
 from ..shapes import ParamShape
 from .activations import Activations, waiting_bytes
 from .expert import dealt, shared
+from .offload import Fetched, fetched
 
 SCALAR_BYTES = 4  # a step count is float32 whatever the precision
 SLACK_SHARE = 0.05  # of what is allocated anew in each step; assumed: rounding, fragments
@@ -130,6 +131,7 @@ class Memory:
         self._store = functools.cache(self._stored)
         self.unit = functools.cache(self._unit)
         self._dealt = functools.cache(self._dealt_units)
+        self._fetched = functools.cache(self._fetched_by)
 
     def layer_storage(self, name: str, strategy: Strategy, shard_index: int) -> Storage:
         """Bytes of one layer on the devices at an index of the shard axis."""
@@ -155,7 +157,9 @@ class Memory:
             parts = strategy.of_experts.parts
             at = min(shard_index // strategy.degrees.ep_shards, parts - 1)
             held += self._store(index, parts, at, strategy.ep, experts=True)
-        return msgspec.structs.replace(held, optimizer=0) if strategy.offload else held
+        if strategy.offload == "none":
+            return held
+        return msgspec.structs.replace(held, **dict.fromkeys(OFFLOADED[strategy.offload], 0))
 
     def _stored(
         self, index: int, parts: int, shard_index: int, ep: int, *, experts: bool = False
@@ -202,6 +206,9 @@ class Memory:
         buffer_bytes = sum(
             self.classes.layers[self.classes.layer_of[name]].shapes.buffer_bytes for name in names
         )
+        buffer_bytes += max(
+            (self._fetched(index, how).n_bytes for index, how, _ in groups.layers), default=0
+        )
         activations, logits, buffers = max(
             (kept, math.ceil(logits * size / cp), waiting + buffer_bytes),
             (fullest, math.ceil(gradient * size / cp), moving + buffer_bytes),
@@ -237,8 +244,18 @@ class Memory:
             return unit.gathered // unit.parts * wide.resident
         kept = unit.gathered * wide.compute
         if strategy.level == "optimizer" and microbatches > 1:
-            kept += (unit.trained - unit.reduced // unit.parts) * wide.gradient
+            stored = 0 if strategy.fetches else unit.reduced // unit.parts
+            kept += (unit.trained - stored) * wide.gradient
         return kept
+
+    def fetched(self, name: str, strategy: Strategy) -> Fetched:
+        """What of a layer comes from its host's memory while it runs."""
+        return self._fetched(self.classes.layer_of[name], strategy)
+
+    def _fetched_by(self, index: int, strategy: Strategy) -> Fetched:
+        if not strategy.fetches:
+            return Fetched()
+        return fetched(self.classes.layers[index].shapes, strategy, self.widths)
 
     def passing_bytes(self, name: str, strategy: Strategy) -> int:
         """What a layer's unit takes while it is gathered for its backward pass, and only then."""

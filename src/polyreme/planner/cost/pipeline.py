@@ -50,7 +50,8 @@ class StepCost:
         """Seconds of one step on the data rank that has most samples."""
         if not draft.bucket_bytes or draft.decouple is None or self._uncut(draft):
             return self(self.ordered(draft))
-        if draft.pp == draft.strategy.tp == draft.strategy.cp == 1 and not draft.deals_out:
+        apart = draft.deals_out or draft.fetches
+        if draft.pp == draft.strategy.tp == draft.strategy.cp == 1 and not apart:
             return self.data(draft)
         costs = self.costs(draft)
         if draft.stages:
@@ -61,8 +62,12 @@ class StepCost:
             makespan_s = draft.microbatches * each_s
         ranks = [self.data.rank(draft, pipe) for pipe in range(draft.pp)]
         exchanged = [self._exchanged_s(draft, pipe) for pipe in range(draft.pp)]
+        hosted = [self._hosted_s(draft, pipe) for pipe in range(draft.pp)]
         in_passes = ("parts", "contexts", "experts")
-        parts_s = max(sum(each[over] for over in in_passes) for each in exchanged)
+        parts_s = max(
+            hosted_s + sum(each[over] for over in in_passes)
+            for each, hosted_s in zip(exchanged, hosted, strict=True)
+        )
         parts_s = min(parts_s, makespan_s)
         exposed_s = max(
             rank.exposed_comm_s + each["holders"]
@@ -71,7 +76,10 @@ class StepCost:
         update_s = max(rank.update_s for rank in ranks)
         return StepTime(
             compute_s=makespan_s - parts_s + update_s,
-            comm_s=max(sum(each.values()) for each in exchanged),
+            comm_s=max(
+                hosted_s + sum(each.values())
+                for each, hosted_s in zip(exchanged, hosted, strict=True)
+            ),
             exposed_comm_s=exposed_s + parts_s,
             update_s=update_s,
         )
@@ -101,7 +109,7 @@ class StepCost:
         stages, size = draft.stages or (tuple(draft.strategies),), draft.microbatch
         passes = [
             [
-                (*self.passes_s(name, strategy, size, draft.pp), strategy.halves)
+                (*self.visit_s(name, strategy, size, draft.pp, draft.rounds), strategy.halves)
                 for name in names
                 for strategy in (draft.strategies[name],)
             ]
@@ -116,6 +124,26 @@ class StepCost:
             send=self._send_s(draft) if draft.stages else 0.0,
             slices=self._shares(draft),
         )
+
+    def visit_s(
+        self, name: str, strategy: Strategy, size: int, pp: int, rounds: int
+    ) -> tuple[float, float]:
+        """Forward and backward seconds, with what comes from the host's memory and goes back."""
+        passes = self.passes_s(name, strategy, size, pp)
+        if not strategy.fetches:
+            return passes
+        there_s, back_s = self.data.hosted_s(name, strategy, rounds)
+        return passes[0] + there_s, passes[1] + back_s
+
+    def _hosted_s(self, draft: Draft, pipe: int) -> float:
+        """Seconds a step that layers of a pipeline rank wait for their hosts' memory."""
+        if not draft.fetches:
+            return 0.0
+        each_s = (
+            sum(self.data.hosted_s(name, draft.strategies[name], draft.rounds))
+            for name in draft.layers_of(pipe)
+        )
+        return draft.rounds * sum(each_s)
 
     def _passes_s(self, name: str, strategy: Strategy, size: int, pp: int) -> tuple[float, float]:
         """Forward and backward seconds of a layer's microbatch on one tensor part.

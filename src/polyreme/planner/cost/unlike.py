@@ -106,7 +106,7 @@ class UnlikeCost:
         """Peak bytes by cause of the fullest device of a pipeline rank, in a backward pass."""
         held = Storage()
         kept = 0.0
-        most: dict[str, list[float]] = {"passing": [0.0], "reducing": [0.0]}
+        most: dict[str, list[float]] = {"passing": [0.0], "reducing": [0.0], "fetched": [0.0]}
         buffers = logits = again = 0.0
         stages = draft.stages or (tuple(draft.strategies),)
         order = ORDERS.get(draft.order)
@@ -129,11 +129,12 @@ class UnlikeCost:
                 buffers += memory.kept_bytes(name, strategy, draft.microbatches)
                 most["passing"].append(memory.passing_bytes(name, strategy))
                 most["reducing"].append(memory.reducing_bytes(name, strategy))
+                most["fetched"].append(memory.fetched(name, strategy).n_bytes)
                 if name == self._graph.output.rpartition(".")[0]:
                     logits = memory.loss_bytes(strategy) * size / strategy.cp
             again = max(again, beyond - alive)
         passing = sorted(most["passing"])[-2:]
-        buffers += sum(passing) + passing[-1] + max(most["reducing"])
+        buffers += sum(passing) + passing[-1] + max(most["reducing"]) + max(most["fetched"])
         found_bytes = {
             "parameters": held.parameters,
             "gradients": held.gradients,
@@ -159,7 +160,7 @@ class UnlikeCost:
         for name in names:
             strategy = draft.strategies[name]
             cost, size = self._of(strategy.tp).cost, draft.microbatch_of(strategy)
-            there_s, back_s = cost.passes_s(name, strategy, size, draft.pp)
+            there_s, back_s = cost.visit_s(name, strategy, size, draft.pp, draft.rounds)
             forward_s, backward_s = forward_s + there_s, backward_s + back_s
             later_s += back_s / 2 if strategy.halves else 0.0
             there_s, back_s = self.brought_s(draft, name)
@@ -167,12 +168,15 @@ class UnlikeCost:
         return forward_s, backward_s, later_s
 
     def _beside_s(self, draft: Draft, name: str) -> float:
-        """Seconds a microbatch of what a layer's passes exchange, and of what moves before it."""
+        """Seconds a microbatch of what a layer's passes exchange, and of what moves before it.
+
+        What it fetches from its host's memory and sends there is among it.
+        """
         strategy = draft.strategies[name]
         cost, size = self._of(strategy.tp).cost, draft.microbatch_of(strategy)
         share = cost.traffic.parts.share(name, strategy)
         alone_s = sum(cost.data.layer_passes(name, strategy, size, share))
-        passes_s = sum(cost.passes_s(name, strategy, size, draft.pp))
+        passes_s = sum(cost.visit_s(name, strategy, size, draft.pp, draft.rounds))
         return passes_s - alone_s + sum(self.brought_s(draft, name))
 
     def brought_s(self, draft: Draft, name: str) -> tuple[float, float]:
