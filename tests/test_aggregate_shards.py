@@ -180,6 +180,8 @@ def test_suspects_are_rows_set_aside_and_the_farthest_of_the_others(kind: Robust
     rows = _rows(bad=True)
     _, _, suspects = alone(kind.combine(rows, kind.init(rows[0])))
     assert suspects == (3, 7)
+    _, _, suspects = alone(kind.combine(rows[4:], kind.init(rows[0]), absent=1))
+    assert suspects == (3,)
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: type(kind).__name__)

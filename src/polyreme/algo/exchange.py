@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 from ..errors import ConfigError, Violation
 from . import attacking, stacked
+from .aggregate import Aggregator
 from .aggregating import Rows, aggregated
 from .compress.dense import Dense
 from .compress.kind import CompressorKind
@@ -140,11 +141,13 @@ def given(
 
 def unweighted(algorithm: DataParallel) -> Violation:
     """The error for an aggregate that cannot count workers by what they have."""
+    taking = [each.__name__ for each in get_args(Aggregator) if each.takes_weights]
+    named = ", ".join(f'"{name}"' for name in (*taking, "Mean"))
     return Violation(
         path="data_parallel.aggregate.kind",
         value=tag(algorithm.aggregate),
         rule="takes no weights, and workers count by the samples that they own",
-        legal='one that takes weights, such as "Mean", or data_parallel.sync.alike = true',
+        legal=f"{named} (or data_parallel.sync.alike = true)",
     )
 
 

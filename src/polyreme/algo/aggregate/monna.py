@@ -46,7 +46,7 @@ class MoNNA(RobustKind, frozen=True, kw_only=True, tag="MoNNA", tag_field="kind"
         found = super().refused(n)
         if self.trusted >= n:
             path, rule = "data_parallel.aggregate.trusted", f"is none of {n} rows"
-            legal = f"0 to {n - 1}"
+            legal = f"0 (or any integer <= {n - 1})"
             found.append(Violation(path=path, value=self.trusted, rule=rule, legal=legal))
         return found
 

@@ -112,7 +112,9 @@ class RobustKind(AggregatorKind, frozen=True, kw_only=True):
         if broken is None:
             return []
         most = self.most(n)
-        legal = f"more rows than {n}" if most is None else f"{most} (or less) of {n} rows"
+        legal = f"{most} (or less, of {n} rows)" if most else f"0 (of {n} rows)"
+        if most is None:
+            legal = f"more rows than {n}"
         return [
             Violation(
                 path="data_parallel.aggregate.byzantine",
