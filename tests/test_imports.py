@@ -32,7 +32,8 @@ ROOMS["compress"] = ROOMS["aggregate"] = ROOMS["optim"] = {"algo"}
 ROOMS["ddp"] = {"algo", "spec"}
 ROOMS["api"] = set(ROOMS)
 ROOMS["ending"] = ROOMS["cli_options"] = set()
-ROOMS["cli"] = {"api", "spec", "ending", "cli_options"}
+ROOMS["cli_asked"] = {"api", "ending", "cli_options"}
+ROOMS["cli"] = {"api", "spec", "ending", "cli_options", "cli_asked"}
 
 
 def _imports(path: Path) -> set[str]:

@@ -8,7 +8,7 @@ from typing import ClassVar
 import pytest
 import torch
 
-from polyreme.algo.aggregate import CoordinateMedian, Krum
+from polyreme.algo.aggregate import CoordinateMedian, Krum, MoNNA
 from polyreme.algo.aggregate.kind import AggregatorKind, Combined, State
 from polyreme.algo.compose import DataParallel
 from polyreme.algo.compress import PowerSGD, TopK
@@ -19,6 +19,7 @@ from polyreme.algo.sync import LAG, EveryStep, FedAvg, LocalSteps
 from polyreme.algo.topology import Gossip, ParameterServer, Ring
 from polyreme.algo.vector import Layout
 from polyreme.algo.worker import Worker
+from polyreme.errors import RunError
 from polyreme.sim.driver import Simulation
 
 N, D = 5, 3
@@ -113,6 +114,17 @@ def test_a_step_is_skipped_when_more_are_not_finite_than_the_aggregate_bears() -
     assert record.seen.skipped
     assert record.seen.bad == (2, 3, 4)
     assert all(each.tolist() == [0.0] * D for each in params)
+
+
+def test_a_trusted_worker_is_the_same_whoever_is_absent() -> None:
+    bad = {**GRADIENTS, 1: float("nan")}
+    algorithm = DataParallel(rule=SGD(lr=1.0), aggregate=MoNNA(byzantine=2, trusted=3))
+    params, (record,) = _played(algorithm, bad)
+    assert all(each.tolist() == pytest.approx([-8 / 3] * D) for each in params)  # of 1, 3 and 4
+    assert record.suspects == (1, 4)
+    algorithm = DataParallel(rule=SGD(lr=1.0), aggregate=MoNNA(byzantine=2, trusted=1))
+    with pytest.raises(RunError, match="row 1, which MoNNA trusts, is missing or not finite"):
+        _played(algorithm, bad)
 
 
 def test_local_steps_go_on_without_ways_that_are_not_finite() -> None:

@@ -17,7 +17,7 @@ from typing import Any
 __version__ = "0.1.0"
 
 _ROOMS = ("doctor", "graph", "plan", "profile", "report")
-_FUNCTIONS = ("train", "simulate", "check", "explain", "verify", "weights")
+_FUNCTIONS = ("train", "simulate", "check", "explain", "verify", "weights", "advise")
 _LIBRARY = ("aggregate", "compress", "optim")  # what users take into their own training loop
 _ELSEWHERE = {
     "SampleSpec": "sample",  # what `pr.graph` is told of a sample

@@ -312,7 +312,7 @@ def in_chunks(
     state = {**aggregator.init(given.like[:0])}
     state.pop("centre", None)  # the origin
     made, _ = alone(aggregator.prepared(given, state))
-    for _, _, piece in aggregator.pieces(given, made, None):
+    for _, _, piece, _ in aggregator.pieces(given, made, None):
         yield piece
 
 

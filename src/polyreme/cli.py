@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 import typer
 
+from .cli_asked import add_to
 from .cli_options import (
     Assume,
     Cast,
@@ -21,7 +22,6 @@ from .cli_options import (
     Hostile,
     Json,
     JudgedWorkers,
-    Listed,
     PageFile,
     Price,
     ProfileFile,
@@ -304,21 +304,6 @@ def report(
 
 
 @app.command()
-def doctor(json: Json = False) -> None:
-    """What this machine offers, what is missing and how to get it."""
-
-    def command() -> Any:
-        from . import api
-
-        rows = api.doctor()
-        if not json:
-            api.show_doctor(rows, console())
-        return {"rows": rows, "broken": api.is_broken(rows)}
-
-    end(command, json, code=lambda result: int(result["broken"]))
-
-
-@app.command()
 def weights(
     direction: Annotated[Literal["import", "export"], typer.Argument(help="to or from polyreme")],
     spec: SpecFile,
@@ -345,19 +330,7 @@ def weights(
     end(command, json)
 
 
-@app.command(name="list")
-def list_(what: Listed, json: Json = False) -> None:
-    """What there is, one line and a source each."""
-
-    def command() -> Any:
-        from . import api
-
-        rows = api.listing(what)
-        if not json:
-            api.show_listing(rows, console())
-        return {what: rows}
-
-    end(command, json)
+add_to(app)
 
 
 @app.callback(invoke_without_command=True)

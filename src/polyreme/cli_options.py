@@ -67,6 +67,11 @@ Listed = Annotated[
     Literal["models", "presets", "data", "algorithms", "orders", "solvers", "axes"],
     typer.Argument(help="what to list"),
 ]
+Subject = Annotated[Literal["robust"], typer.Argument(help="robust: robust aggregators")]
+OfWorkers = Annotated[int, typer.Option("--workers", metavar="N", min=1, help="how many workers")]
+Byzantine = Annotated[
+    int, typer.Option("--byzantine", metavar="F", min=0, help="how many of them may be hostile")
+]
 Cast = Annotated[
     Literal["float32", "bfloat16", "float16"] | None,
     typer.Option("--dtype", help="cast an export's parameters [default: as they are]"),

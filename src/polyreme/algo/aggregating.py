@@ -76,6 +76,8 @@ class Made:
         if aggregate.robust:
             expected = len(messages) if which.expected is None else which.expected
             told["absent"] = max(0, expected - len(rows))
+        if aggregate.takes_numbers:
+            told["numbers"] = there
         before, attack = self._state["aggregate"], self._state["attack"]
 
         def combined(rows: Sequence[torch.Tensor]) -> Split[Combined]:

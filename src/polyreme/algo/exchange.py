@@ -305,7 +305,8 @@ def own(
 ) -> tuple[torch.Tensor, State]:
     """What the rule is given where gradients stay with their worker (gossip), and the next state.
 
-    Feedback finds that all was sent, so that its momentum, if it owns one, is this worker's own.
+    Feedback finds that all was sent, so that its momentum, if it owns one, is this worker's own. A
+    robust aggregate of one's own vector is that vector.
     """
     import torch
 
@@ -314,7 +315,7 @@ def own(
     none = torch.zeros_like(vector, dtype=torch.bool)
     kept = feedback.settle(prepared, prepared, none, kept)
     single, aggregate = prepared, state["aggregate"]
-    if not algorithm.aggregate.is_mean:
+    if not (algorithm.aggregate.is_mean or algorithm.aggregate.robust):
         single, aggregate, _ = alone(settled(algorithm.aggregate.combine([prepared], aggregate)))
     out, kept = feedback.receive(single, kept, turn)
     return out, {**state, "feedback": kept, "aggregate": aggregate}

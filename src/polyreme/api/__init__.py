@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from .. import spec as specs
 from ..errors import ConfigError, Violation
+from .advising import advise as advise
+from .advising import show_advice as show_advice
 from .doctor import doctor as doctor
 from .doctor import is_broken as is_broken
 from .doctor import show_doctor as show_doctor

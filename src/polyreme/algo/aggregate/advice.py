@@ -20,7 +20,8 @@ class Advice:
     many times the mean squared distance of the rows from it (inf: there is no such number), and
     `exact` says that rows exist that reach it, `source` where it is from. `bound` is f / (n - f):
     nothing that bears f hostile rows can have less. `breakdown` is the largest f that it bears with
-    n rows. `time` and `memory` beyond rows and result are orders in n rows of d entries.
+    n rows (None: it takes more rows than n). `time` and `memory` beyond rows and result are orders
+    in n rows of d entries; blocks are of some entries of all rows.
     """
 
     kind: str
@@ -29,7 +30,7 @@ class Advice:
     exact: bool
     source: str
     bound: float
-    breakdown: int
+    breakdown: int | None
     time: str
     memory: str
     assumes: str
@@ -45,16 +46,17 @@ def advised(n: int, f: int) -> Iterator[Advice]:
 def of(aggregator: RobustKind, n: int) -> Advice:
     """One of them, as it is."""
     f = aggregator.byzantine
-    refused = aggregator.too_many(n, f)
-    legal = [each for each in range(n) if aggregator.too_many(n, each) is None]
+    refused, bound = aggregator.too_many(n, f), f / (n - f)
+    known = refused is None and not aggregator.before
+    epsilon = aggregator.epsilon(n) if known else float("inf")
     return Advice(
         kind=tag(aggregator),
         refused=refused,
-        epsilon=float("inf") if refused or aggregator.before else aggregator.epsilon(n),
-        exact=aggregator.exact,
+        epsilon=epsilon,
+        exact=aggregator.exact or epsilon == bound,
         source=aggregator.epsilon_source,
-        bound=f / (n - f),
-        breakdown=max(legal, default=0),
+        bound=bound,
+        breakdown=aggregator.most(n),
         time=aggregator.time,
         memory=aggregator.memory,
         assumes=aggregator.assumes,

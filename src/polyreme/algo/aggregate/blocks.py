@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 _SMALLEST = 1 << 16
 _LARGEST = {"cpu": 1 << 21}  # entries: beyond the cache they cost twice the time
-_LARGEST_ELSEWHERE = 1 << 25
+_LARGEST_ELSEWHERE = 1 << 27
 
 
 @dataclass(frozen=True, kw_only=True)

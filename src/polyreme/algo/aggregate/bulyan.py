@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar
 
-from .ordered import nearest_mean
+from .ordered import Order, middle
 from .robust import RobustKind
 
 if TYPE_CHECKING:
-    import torch
-
     from .geometry import Array, Points
 
 
@@ -54,6 +52,6 @@ class Bulyan(RobustKind, frozen=True, kw_only=True, tag="Bulyan", tag_field="kin
         chosen = [i for i in range(points.n) if i not in left]
         return np.eye(points.n, points.n + 2)[chosen]
 
-    def entries(self, block: torch.Tensor, f: int, weights: torch.Tensor | None) -> torch.Tensor:
-        """Means of the values near the median."""
-        return nearest_mean(block, len(block) - 2 * f)
+    def order(self, n: int, f: int) -> Order | None:
+        """Of the n chosen those near the median."""
+        return Order(places=middle(n), keep=n - 2 * f)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar
 
-from .ordered import median, weighted_median
+from .ordered import Order, middle, weighted_median
 from .robust import RobustKind
 
 if TYPE_CHECKING:
@@ -32,15 +32,18 @@ class CoordinateMedian(
     exact: ClassVar[bool] = True
     epsilon_source: ClassVar[str] = "as many entries as can be apart from the median, at one value"
     time: ClassVar[str] = "n log(n)^2 d"
-    memory: ClassVar[str] = "blocks of rows"
+    memory: ClassVar[str] = "blocks"
     assumes: ClassVar[str] = "entries about which honest rows agree, and that are not skewed"
 
     def epsilon(self, n: int) -> float:
         """Whatever f is."""
         return ((n - 1) // 2) / (n - (n - 1) // 2)
 
-    def entries(self, block: torch.Tensor, f: int, weights: torch.Tensor | None) -> torch.Tensor:
-        """Medians."""
-        if weights is not None:
-            return weighted_median(block, weights)
-        return median(block)
+    def order(self, n: int, f: int) -> Order | None:
+        """The middle."""
+        return Order(places=middle(n))
+
+    def entries(self, block: torch.Tensor, weights: torch.Tensor | None) -> torch.Tensor:
+        """Medians of rows that count unlike."""
+        assert weights is not None, "rows alike have an order"
+        return weighted_median(block, weights)

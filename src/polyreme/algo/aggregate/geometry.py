@@ -30,11 +30,11 @@ class Points:
 
     `gram` (n + 2, n + 2) has the n rows, then a centre (the origin where there is none), then the
     origin. What is made of them is an affine sum of these, so that the point does not matter.
-    `places` are those of the rows among the ones given.
+    `numbers` say whose the rows are.
     """
 
     gram: Array
-    places: tuple[int, ...]
+    numbers: tuple[int, ...]
 
     @property
     def n(self) -> int:
@@ -66,7 +66,7 @@ class Points:
     def mixed(self, weights: Array) -> Points:
         """The points that are sums of rows, centre and origin: weights are (m, n + 2)."""
         whole = np.vstack([weights, np.eye(self.n + 2)[-2:]])
-        return Points(gram=whole @ self.gram @ whole.T, places=self.places)
+        return Points(gram=whole @ self.gram @ whole.T, numbers=self.numbers)
 
 
 def distances(gram: Array) -> Array:
@@ -98,14 +98,14 @@ def measured(rows: Rows, centre: torch.Tensor | None) -> Split[tuple[Points, lis
         gram = yield from _summed(rows, dtype, centre)
     finite = [i for i in range(rows.n) if np.isfinite(gram[i, i])]
     there = [*finite, rows.n, rows.n + 1]
-    points = Points(gram=gram[np.ix_(there, there)], places=tuple(finite))
+    points = Points(gram=gram[np.ix_(there, there)], numbers=tuple(finite))
     if not finite:
         return points, finite
     middle = int(np.argmin(np.median(points.squared, axis=1)))
     close = _CLOSE_DOUBLE if dtype == torch.float64 else _CLOSE_SINGLE
     if np.median(points.squared[middle]) <= close * points.gram[middle, middle]:
         gram = yield from _summed(rows.taken(finite), torch.float64, centre, middle)
-        points = Points(gram=gram, places=tuple(finite))
+        points = Points(gram=gram, numbers=tuple(finite))
     return points, finite
 
 

@@ -26,6 +26,8 @@ class AggregatorKind(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     """Whether rows of any content may be among those given; then rows are given as they are."""
     takes_weights: ClassVar[bool] = False
     """Whether rows may count unlike."""
+    takes_numbers: ClassVar[bool] = False
+    """Whether it matters whose each row is."""
 
     @property
     def by_entry(self) -> bool:
@@ -51,7 +53,8 @@ class AggregatorKind(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         A worker that has nothing to give (no labels, not sampled) is no row. Suspects are numbers
         of rows, ascending: those that were set aside, or stand farthest from what came out. One
         that `takes_weights` also has an argument `weights`, one number a row, None if all count
-        alike; a robust one `absent`, how many rows are missing that might have been. Where a
-        replica is split, rows are its parts' shares of them.
+        alike; a robust one `absent`, how many rows are missing that might have been; one
+        that `takes_numbers` `numbers`, whose each row is. Where a replica is split, rows are its
+        parts' shares of them.
         """
         raise undefined(self, "combine")

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
-from .ordered import nearest_mean
+from .ordered import Order, middle
 from .robust import RobustKind
-
-if TYPE_CHECKING:
-    import torch
 
 
 class MeanAroundMedian(
@@ -27,13 +24,13 @@ class MeanAroundMedian(
 
     exact: ClassVar[bool] = True
     time: ClassVar[str] = "n log(n)^2 d"
-    memory: ClassVar[str] = "blocks of rows"
+    memory: ClassVar[str] = "blocks"
     assumes: ClassVar[str] = "f known; entries about which honest rows agree"
 
     def epsilon(self, n: int) -> float:
         """The least that there is."""
         return self.byzantine / (n - self.byzantine)
 
-    def entries(self, block: torch.Tensor, f: int, weights: torch.Tensor | None) -> torch.Tensor:
-        """Means of the values near the median."""
-        return nearest_mean(block, len(block) - f)
+    def order(self, n: int, f: int) -> Order | None:
+        """Those near the median."""
+        return Order(places=middle(n), keep=n - f)

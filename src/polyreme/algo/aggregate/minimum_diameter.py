@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from math import comb
 from typing import TYPE_CHECKING, ClassVar
 
 from .robust import RobustKind
@@ -35,12 +34,12 @@ class MinimumDiameterAveraging(
         broken = super().too_many(n, f)
         for each in self.before:
             n = each.rows(n)
-        if broken is None and comb(n, f) > _MOST_SUBSETS:
+        if broken is None and not _few_subsets(n, f):
             return f"{type(self).__name__} takes no more than 10^6 subsets of n - f = {n - f} rows"
         return broken
 
     exact: ClassVar[bool] = True
-    time: ClassVar[str] = "n^2 d + C(n, f)"
+    time: ClassVar[str] = "n^2 d + C(n,f)"
     assumes: ClassVar[str] = "f known; few subsets"
 
     def epsilon(self, n: int) -> float:
@@ -54,6 +53,16 @@ class MinimumDiameterAveraging(
         from .geometry import mean_of
 
         return mean_of(np.array(_closest(points.squared, f)), points.n)
+
+
+def _few_subsets(n: int, f: int) -> bool:
+    """Whether there are no more than 10^6; of f <= n / 2."""
+    found = 1
+    for k in range(f):
+        found = found * (n - k) // (k + 1)
+        if found > _MOST_SUBSETS:
+            return False
+    return True
 
 
 def _closest(squared: Array, f: int) -> list[int]:

@@ -20,12 +20,13 @@ class MoNNA(RobustKind, frozen=True, kw_only=True, tag="MoNNA", tag_field="kind"
     Source: Farhadkhani et al. 2023, "Robust Collaborative Learning with Linear Gradient Overhead",
     algorithm 1.
     Differs: in the paper each worker trusts its own row. Here one aggregate is made for all, and
-    all trust the same: a worker that is known to be honest, such as the user's own machine.
+    all trust the same: a worker that is known to be honest, such as the user's own machine. A step
+    in which it sends nothing, or what is not finite, ends the run.
 
     Attributes:
         byzantine: Rows that may be hostile or broken (f).
         before: What is done to the rows first.
-        trusted: Which row.
+        trusted: Which worker; of rows of no worker the place among them.
     """
 
     trusted: Annotated[int, msgspec.Meta(ge=0)] = 0
@@ -49,6 +50,8 @@ class MoNNA(RobustKind, frozen=True, kw_only=True, tag="MoNNA", tag_field="kind"
             found.append(Violation(path=path, value=self.trusted, rule=rule, legal=legal))
         return found
 
+    takes_numbers: ClassVar[bool] = True
+
     exact: ClassVar[bool] = True
     assumes: ClassVar[str] = "one row known to be honest"
 
@@ -64,7 +67,7 @@ class MoNNA(RobustKind, frozen=True, kw_only=True, tag="MoNNA", tag_field="kind"
         """
         from .geometry import mean_of, nearest
 
-        if self.trusted not in points.places:
-            raise RunError(f"row {self.trusted}, which MoNNA trusts, is not finite")
-        trusted = points.places.index(self.trusted)
+        if self.trusted not in points.numbers:
+            raise RunError(f"row {self.trusted}, which MoNNA trusts, is missing or not finite")
+        trusted = points.numbers.index(self.trusted)
         return mean_of(nearest(points.squared[trusted], points.n - f), points.n)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING
 
@@ -11,6 +12,7 @@ from .blocks import working
 if TYPE_CHECKING:
     import torch
 
+_COMPILED = 1 << 20  # entries of a block: below, to compile takes longer than all else
 _MOST_BY_NETWORK = 64  # rows: beyond, a sort of each column takes less than n log2(n)^2 / 4 steps
 
 
@@ -22,11 +24,13 @@ def ascending(block: torch.Tensor, wanted: range) -> list[torch.Tensor]:
     """
     import torch
 
+    if not _on_host(block):
+        return list(_sorted(block, wanted).unbind(1))
     if len(block) > _MOST_BY_NETWORK:
         return list(block.sort(dim=0).values[wanted.start : wanted.stop])
     rows, spare = list(block.unbind(0)), [torch.empty_like(block[0])]
     own = [False] * len(rows)  # whether it may be written to: the block may not
-    for low, high, has_low, has_high in _network(len(block), wanted):
+    for low, high, has_low, has_high in network(len(block), wanted):
         a, b, smaller = rows[low], rows[high], None
         if has_low:
             smaller = torch.minimum(a, b, out=spare.pop() if spare else torch.empty_like(a))
@@ -41,7 +45,7 @@ def ascending(block: torch.Tensor, wanted: range) -> list[torch.Tensor]:
 
 
 @cache
-def _network(n: int, wanted: range) -> tuple[tuple[int, int, bool, bool], ...]:
+def network(n: int, wanted: range) -> tuple[tuple[int, int, bool, bool], ...]:
     """Pairs of rows to be ordered, and which of the two is looked at again.
 
     Source: Batcher 1968, "Sorting Networks and Their Applications", odd-even merge, without what
@@ -68,27 +72,60 @@ def _pairs(n: int) -> Iterator[tuple[int, int]]:
         width *= 2
 
 
-def median(block: torch.Tensor) -> torch.Tensor:
-    """The middle of each column, of an even number the midpoint of the two in the middle."""
-    n = len(block)
-    middle = ascending(block, range((n - 1) // 2, n // 2 + 1))
-    return middle[0] if n % 2 else middle[0] / 2 + middle[1] / 2
+def _on_host(block: torch.Tensor) -> bool:
+    return block.device.type == "cpu"
 
 
-def trimmed(block: torch.Tensor, f: int) -> torch.Tensor:
-    """The mean of each column without its f smallest and its f largest entries."""
-    inner = ascending(block, range(f, len(block) - f))
+def _sorted(block: torch.Tensor, wanted: range) -> torch.Tensor:
+    """Those places of each column, (k, places): elsewhere a sort of what lies together is one call.
+
+    There a network is bound by memory, which it passes through for each of its pairs.
+    """
+    return block.T.contiguous().sort(dim=1).values[:, wanted.start : wanted.stop]
+
+
+def middle(n: int) -> range:
+    """Places of the one in the middle of n, or of the two."""
+    return range((n - 1) // 2, n // 2 + 1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Order:
+    """What is made of each column: a mean of the entries at these places of its ascending order.
+
+    With `keep` it is the mean of as many entries, those nearest to that mean, which is the median;
+    ties go to the lowest index.
+    """
+
+    places: range
+    keep: int | None = None
+
+    def suits(self, block: torch.Tensor) -> bool:
+        """Whether the compiled form is worth it: on the host, of entries that take the time."""
+        big = block.numel() >= _COMPILED and len(block) <= _MOST_BY_NETWORK
+        return block.device.type == "cpu" and big
+
+    def of(self, block: torch.Tensor) -> torch.Tensor:
+        """That, of (n, k) rows."""
+        made = mean_of_places(block, self.places)
+        return made if self.keep is None else _nearest_mean(block, made, self.keep)
+
+
+def mean_of_places(block: torch.Tensor, places: range) -> torch.Tensor:
+    """The mean of some places of the ascending order, of two the midpoint."""
+    if not _on_host(block) and len(places) > 2:
+        return _sorted(block, places).mean(1)
+    inner = ascending(block, places)
+    if len(inner) == 2:
+        return inner[0] / 2 + inner[1] / 2
     total = inner[0].clone()
     for row in inner[1:]:
         total += row
     return total / len(inner)
 
 
-def nearest_mean(block: torch.Tensor, keep: int) -> torch.Tensor:
-    """The mean of the entries of each column nearest to its median; ties to the lowest index."""
-    if keep == len(block):
-        return block.mean(0)
-    away = (block - median(block)).abs_()
+def _nearest_mean(block: torch.Tensor, point: torch.Tensor, keep: int) -> torch.Tensor:
+    away = (block - point).abs_()
     (limit,) = ascending(away, range(keep - 1, keep))
     near = (away <= limit).to(block.dtype)
     count = near.sum(0)
@@ -134,6 +171,8 @@ def squared_from(block: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
 
     dtype = working(block.dtype)
     point = out.to(dtype)
+    if not _on_host(block):
+        return (block.to(dtype) - point).square_().sum(1).double()
     away = torch.empty_like(point)  # of one row, so that it stays in cache
     found = []
     for row in block:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated, ClassVar
 
 import msgspec
@@ -14,7 +15,7 @@ from ..legal import tag
 from .before import Before
 from .blocks import Rows, working
 from .kind import AggregatorKind, Combined, State
-from .ordered import finite_rows, squared_from
+from .ordered import Order, finite_rows, squared_from
 
 if TYPE_CHECKING:
     import torch
@@ -42,7 +43,7 @@ class Made:
 class RobustKind(AggregatorKind, frozen=True, kw_only=True):
     """An aggregator whose result stays with the honest rows whatever the others hold.
 
-    Rows that are not finite are set aside first and count as hostile. What is left is mixed by
+    Rows that are not finite are set aside first: each was one of the f. What is left is mixed by
     what comes `before`, in its order. Ties go to the row of the lowest index.
 
     Attributes:
@@ -77,7 +78,7 @@ class RobustKind(AggregatorKind, frozen=True, kw_only=True):
     epsilon_source: ClassVar[str] = "the mean of k of n rows has no more than (n - k) / k"
     """Why `epsilon` is what it is."""
     time: ClassVar[str] = "n^2 d"
-    memory: ClassVar[str] = "n^2, and blocks of rows"
+    memory: ClassVar[str] = "n^2 + blocks"
     assumes: ClassVar[str] = "at most f hostile rows"
     """What it rests on."""
 
@@ -110,16 +111,21 @@ class RobustKind(AggregatorKind, frozen=True, kw_only=True):
         broken = self.too_many(n, self.byzantine)
         if broken is None:
             return []
-        legal = [f for f in range(self.byzantine) if self.too_many(n, f) is None]
-        most = f"at most {legal[-1]} with {n} workers" if legal else f"more workers than {n}"
+        most = self.most(n)
+        legal = f"more rows than {n}" if most is None else f"{most} (or less) of {n} rows"
         return [
             Violation(
                 path="data_parallel.aggregate.byzantine",
                 value=self.byzantine,
                 rule=f"is too large: {broken}",
-                legal=most,
+                legal=legal,
             )
         ]
+
+    def most(self, n: int) -> int | None:
+        """The largest f that is legal with n rows; None: not even 0 is."""
+        least_broken = bisect_left(range(n), True, key=lambda f: self.too_many(n, f) is not None)
+        return least_broken - 1 if least_broken else None
 
     def init(self, like: torch.Tensor) -> State:
         """Where what comes before stands, and the first centre, which is 0."""
@@ -134,7 +140,11 @@ class RobustKind(AggregatorKind, frozen=True, kw_only=True):
         """Weights (m, n + 2) of rows, centre and origin: the sums that the entries are made of."""
         raise undefined(self, "mixing")
 
-    def entries(self, block: torch.Tensor, f: int, weights: torch.Tensor | None) -> torch.Tensor:
+    def order(self, n: int, f: int) -> Order | None:
+        """How entries are made of n rows, or sums of rows, that count alike; None: as `entries`."""
+        return None
+
+    def entries(self, block: torch.Tensor, weights: torch.Tensor | None) -> torch.Tensor:
         """The aggregate's entries (k,) from those of the rows, or of their sums, (m, k)."""
         return block[0]
 
@@ -144,12 +154,13 @@ class RobustKind(AggregatorKind, frozen=True, kw_only=True):
         state: State,
         weights: Sequence[float] | None = None,
         absent: int = 0,
+        numbers: Sequence[int] | None = None,
     ) -> Split[Combined]:
         """The aggregate of rows, the next state, and the suspects among the rows.
 
         Suspects are the rows set aside, and of the others those farthest from the aggregate, to f
-        in all. `weights` say how much each row counts, `absent` how many rows are missing, which
-        count as hostile.
+        in all with the absent. `weights` say how much each row counts, `absent` how many rows are
+        missing, which count as hostile, `numbers` whose each row is (unset: from 0 on).
 
         Raises:
             ConfigError: Rows are to count unlike, and here they cannot.
@@ -163,12 +174,15 @@ class RobustKind(AggregatorKind, frozen=True, kw_only=True):
             # Rows are mostly finite: whether they are is found out on the way.
             made, all_finite = self._of_entries(range(given.n), given.n, weights, absent), True
         else:
-            made, after = yield from self.prepared(given, state, weights, absent)
+            made, after = yield from self.prepared(given, state, weights, absent, numbers)
         while True:
             out = torch.empty_like(given.like)
             told = torch.zeros(2, len(made.kept), dtype=torch.float64, device=out.device)
-            for start, block, piece in self.pieces(given, made, state.get("centre")):
+            for start, block, piece, seen in self.pieces(given, made, state.get("centre")):
                 out[start : start + len(piece)] = piece
+                if seen is not None:
+                    told += seen
+                    continue
                 if all_finite:
                     told[0] += ~finite_rows(block)
                 if made.squared is None:
@@ -191,6 +205,7 @@ class RobustKind(AggregatorKind, frozen=True, kw_only=True):
         state: State,
         weights: Sequence[float] | None = None,
         absent: int = 0,
+        numbers: Sequence[int] | None = None,
     ) -> Split[tuple[Made, State]]:
         """How the aggregate is made of the rows, and the next state but for the centre."""
         import numpy as np
@@ -206,6 +221,8 @@ class RobustKind(AggregatorKind, frozen=True, kw_only=True):
             kept = [i for i in range(given.n) if not bad[i]]
             return self._of_entries(kept, given.n, weights, absent), state
         points, kept = yield from measured(given, state.get("centre"))
+        if numbers is not None:
+            points = replace(points, numbers=tuple(numbers[i] for i in kept))
         f = self._left(given.n, len(kept), absent)
         counted = self._weighed(weights, kept)
         mixed, whole, before = points, np.eye(points.n, points.n + 2), []
@@ -224,8 +241,12 @@ class RobustKind(AggregatorKind, frozen=True, kw_only=True):
 
     def pieces(
         self, given: Rows, made: Made, centre: torch.Tensor | None
-    ) -> Iterator[tuple[int, torch.Tensor, torch.Tensor]]:
-        """Of each block where it starts, the rows that it is made of, and the aggregate's."""
+    ) -> Iterator[tuple[int, torch.Tensor, torch.Tensor, torch.Tensor | None]]:
+        """Of each block where it starts, the rows that it is made of, and the aggregate's.
+
+        Last is what was seen of each row on the way, if that is so: (2, n), whether it is not
+        finite, and its squared distance from the aggregate.
+        """
         import numpy as np
         import torch
 
@@ -246,7 +267,17 @@ class RobustKind(AggregatorKind, frozen=True, kw_only=True):
                 mixed = by[:, :-1] @ mixed
                 if centre is not None:
                     mixed += by[:, -1:] * centre[start : start + block.shape[1]].to(dtype)
-            yield start, block, self.entries(mixed, made.f, weights).to(block.dtype)
+            order = None if weights is not None else self.order(len(mixed), made.f)
+            seen = None
+            if order is None:
+                piece = self.entries(mixed, weights)
+            elif order.suits(mixed):
+                from .kernels import played
+
+                piece, seen = played(mixed, order)
+            else:
+                piece = order.of(mixed)
+            yield start, block, piece.to(block.dtype), seen if as_they_are else None
 
     def _of_entries(
         self, kept: Sequence[int], n: int, weights: Sequence[float] | None, absent: int
@@ -275,19 +306,21 @@ class RobustKind(AggregatorKind, frozen=True, kw_only=True):
         raise ConfigError([Violation(path="weights", value=list(weights), rule=rule, legal=legal)])
 
     def _left(self, n: int, kept: int, absent: int) -> int:
-        """How many of the rows left may be hostile: as many as is legal.
+        """How many of the rows left may be hostile: each that is gone counts as one that was.
 
         Raises:
             RunError: More are gone than may be hostile, or too few are left.
         """
-        f, gone = self.byzantine, absent + n - kept
+        gone = absent + n - kept
+        left = self.byzantine - gone
         said = f"{gone} of {n + absent} rows are missing or not finite"
-        if gone > f:
-            raise RunError(f"{said}, and {tag(self)} was told of at most {f} that may be hostile")
-        for left in range(f, f - gone - 1, -1):
-            if self.too_many(kept, left) is None:
-                return left
-        raise RunError(f"{said}: {self.too_many(kept, f - gone)}")
+        if left < 0:
+            told = f"{tag(self)} was told of at most {self.byzantine} that may be hostile"
+            raise RunError(f"{said}, and {told}")
+        broken = self.too_many(kept, left)
+        if broken is not None:
+            raise RunError(f"{said}: {broken}")
+        return left
 
     def _suspects(self, n: int, made: Made, squared: Array) -> tuple[int, ...]:
         """Rows set aside, and those farthest from the aggregate, to f in all.
@@ -300,4 +333,4 @@ class RobustKind(AggregatorKind, frozen=True, kw_only=True):
         by_distance = sorted(range(len(made.kept)), key=lambda place: (-squared[place], place))
         usual = (1 + 1e-9) * np.median(squared)
         far = [made.kept[place] for place in by_distance if squared[place] > usual]
-        return tuple(sorted(aside | set(far[: max(0, self.byzantine - len(aside))])))
+        return tuple(sorted(aside | set(far[: made.f])))

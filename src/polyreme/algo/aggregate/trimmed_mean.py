@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
-from .ordered import trimmed
+from .ordered import Order
 from .robust import RobustKind
-
-if TYPE_CHECKING:
-    import torch
 
 
 class TrimmedMean(RobustKind, frozen=True, kw_only=True, tag="TrimmedMean", tag_field="kind"):
@@ -27,13 +24,13 @@ class TrimmedMean(RobustKind, frozen=True, kw_only=True, tag="TrimmedMean", tag_
     exact: ClassVar[bool] = True
     epsilon_source: ClassVar[str] = "f entries at one value, the others at another"
     time: ClassVar[str] = "n log(n)^2 d"
-    memory: ClassVar[str] = "blocks of rows"
+    memory: ClassVar[str] = "blocks"
     assumes: ClassVar[str] = "f known: of honest rows 2 f are left out at each entry"
 
     def epsilon(self, n: int) -> float:
         """The least that there is."""
         return self.byzantine / (n - self.byzantine)
 
-    def entries(self, block: torch.Tensor, f: int, weights: torch.Tensor | None) -> torch.Tensor:
-        """Means of the values in the middle."""
-        return trimmed(block, f) if f else block.mean(0)
+    def order(self, n: int, f: int) -> Order | None:
+        """All but the extreme ones."""
+        return Order(places=range(f, n - f))

@@ -132,6 +132,8 @@ class BASGD(Served, frozen=True, kw_only=True, tag="BASGD", tag_field="kind"):
         aggregate, absent = algorithm.aggregate, self.buffers - len(there)
         rows = [state["sums"][number] / state["counts"][number] for number in there]
         told: dict[str, Any] = {"absent": absent} if aggregate.robust else {}
+        if aggregate.takes_numbers:
+            told["numbers"] = [int(number) for number in there]
         found, kept, named = yield from settled(aggregate.combine(rows, state["aggregate"], **told))
         pushed, fine = (
             state["pushed"],
