@@ -140,7 +140,7 @@ class Draft(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def fetches(self) -> bool:
         """Whether parameters of any layer do."""
-        return any(each.fetches for each in set(self.strategies.values()))
+        return any(each.fetches for each in {id(s): s for s in self.strategies.values()}.values())
 
     @property
     def deals_out(self) -> bool:

@@ -54,13 +54,13 @@ class LayerCosts:
         order = ORDERS[space.order] if space.order else None
         n_stages, n = len(space.sizes) or 1, len(self._graph.layers)
         draft = self._draft(outline)
-        size, pp = outline.microbatch, space.pp
+        size, pp, rounds = outline.microbatch, space.pp, draft.rounds
         time = np.array(
             [
                 [
                     np.inf
                     if not space.allows(name, strategy)
-                    else sum(self.cost.visit_s(name, strategy, size, pp, draft.rounds))
+                    else sum(self.cost.visit_s(name, strategy, size, pp, rounds))
                     + self._once(name, strategy, pp, microbatches, size, draft) / microbatches
                     for strategy in outline.strategies
                 ]

@@ -206,9 +206,10 @@ class Memory:
         buffer_bytes = sum(
             self.classes.layers[self.classes.layer_of[name]].shapes.buffer_bytes for name in names
         )
-        buffer_bytes += max(
-            (self._fetched(index, how).n_bytes for index, how, _ in groups.layers), default=0
+        visits = (
+            self._fetched(index, how).n_bytes for index, how, _ in groups.layers if how.fetches
         )
+        buffer_bytes += max(visits, default=0)
         activations, logits, buffers = max(
             (kept, math.ceil(logits * size / cp), waiting + buffer_bytes),
             (fullest, math.ceil(gradient * size / cp), moving + buffer_bytes),
@@ -250,11 +251,11 @@ class Memory:
 
     def fetched(self, name: str, strategy: Strategy) -> Fetched:
         """What of a layer comes from its host's memory while it runs."""
+        if not strategy.fetches:
+            return Fetched()
         return self._fetched(self.classes.layer_of[name], strategy)
 
     def _fetched_by(self, index: int, strategy: Strategy) -> Fetched:
-        if not strategy.fetches:
-            return Fetched()
         return fetched(self.classes.layers[index].shapes, strategy, self.widths)
 
     def passing_bytes(self, name: str, strategy: Strategy) -> int:

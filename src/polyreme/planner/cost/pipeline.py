@@ -50,8 +50,9 @@ class StepCost:
         """Seconds of one step on the data rank that has most samples."""
         if not draft.bucket_bytes or draft.decouple is None or self._uncut(draft):
             return self(self.ordered(draft))
-        apart = draft.deals_out or draft.fetches
-        if draft.pp == draft.strategy.tp == draft.strategy.cp == 1 and not apart:
+        if draft.pp == draft.strategy.tp == draft.strategy.cp == 1 and not (
+            draft.deals_out or draft.fetches
+        ):
             return self.data(draft)
         costs = self.costs(draft)
         if draft.stages:
@@ -62,7 +63,9 @@ class StepCost:
             makespan_s = draft.microbatches * each_s
         ranks = [self.data.rank(draft, pipe) for pipe in range(draft.pp)]
         exchanged = [self._exchanged_s(draft, pipe) for pipe in range(draft.pp)]
-        hosted = [self._hosted_s(draft, pipe) for pipe in range(draft.pp)]
+        hosted = [0.0] * draft.pp
+        if draft.fetches:
+            hosted = [self._hosted_s(draft, pipe) for pipe in range(draft.pp)]
         in_passes = ("parts", "contexts", "experts")
         parts_s = max(
             hosted_s + sum(each[over] for over in in_passes)
@@ -107,9 +110,10 @@ class StepCost:
     def costs(self, draft: Draft) -> Costs:
         """Of each stage's passes over one microbatch."""
         stages, size = draft.stages or (tuple(draft.strategies),), draft.microbatch
+        rounds = draft.rounds
         passes = [
             [
-                (*self.visit_s(name, strategy, size, draft.pp, draft.rounds), strategy.halves)
+                (*self.visit_s(name, strategy, size, draft.pp, rounds), strategy.halves)
                 for name in names
                 for strategy in (draft.strategies[name],)
             ]
@@ -137,8 +141,6 @@ class StepCost:
 
     def _hosted_s(self, draft: Draft, pipe: int) -> float:
         """Seconds a step that layers of a pipeline rank wait for their hosts' memory."""
-        if not draft.fetches:
-            return 0.0
         each_s = (
             sum(self.data.hosted_s(name, draft.strategies[name], draft.rounds))
             for name in draft.layers_of(pipe)
