@@ -130,13 +130,14 @@ def passes_round(rank: int, how: str) -> None:
                 _misbehave(how)
             yield Send(to=(me.rank - 1) % n, message=message)
             yield Recv(source=(me.rank + 1) % n, kinds=message.kinds)
-            return {"step": state["step"] + 1}
+            return {**state, "step": state["step"] + 1}
 
     class Algorithm(DataParallel, frozen=True):
         sync: Any = Passing()
 
+    state = {"params": torch.zeros(1), "step": 0}
     player = Player(
-        algorithm=Algorithm(), me=me, state={"step": 0}, gradients=lambda *_: None, world=world
+        algorithm=Algorithm(), me=me, state=state, gradients=lambda *_: None, world=world
     )
     for _ in range(3):
         player.round()

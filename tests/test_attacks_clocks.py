@@ -159,6 +159,7 @@ def test_hostile_workers_of_a_server_spoil_the_model_on_both_clocks(
     assert min(lost[:2]) > 2 * lost[2]  # type: ignore[type-var, operator]
 
 
+@pytest.mark.long
 def test_servers_never_hear_of_a_silent_worker(tmp_path: Path, warm: None) -> None:
     """On both clocks all pushes are of the other, and the run ends."""
     spec = tmp_path / "spec.toml"

@@ -50,6 +50,7 @@ def _clock(algorithm: DataParallel, attack: tuple[Any, ...], states: Any = None)
 
 @pytest.mark.parametrize("member", MEMBERS, ids=lambda member: member.__name__)
 @pytest.mark.parametrize("rule", [SGD(), SNGD()], ids=["BASGDm", "with SNGD"])
+@pytest.mark.slice(6)
 def test_every_aggregate_of_buffers_bears_a_hostile_worker(member: Any, rule: Any) -> None:
     """And goes on from what was kept, state and all."""
     algorithm = DataParallel(
@@ -161,6 +162,7 @@ def _named(log: Path) -> set[int]:
 
 
 @pytest.mark.parametrize("momentum", ["", 'feedback = { kind = "WorkerMomentum" }'])
+@pytest.mark.slice(1)
 def test_three_of_ten_hostile_on_the_virtual_clock_leave_digits_as_they_were(
     momentum: str, tmp_path: Path
 ) -> None:

@@ -41,6 +41,7 @@ def _of(sync: BASGD, **more: Any) -> DataParallel:
 
 @pytest.mark.parametrize("kills", [0, 3])
 @pytest.mark.parametrize("aggregate", [None, MajorityVote()], ids=str)
+@pytest.mark.slice(2)
 def test_a_recorded_order_of_arrival_played_again_gives_the_same_bits(
     kills: int, aggregate: Any, tmp_path
 ) -> None:
@@ -120,6 +121,7 @@ def test_a_stopped_worker_alone_in_its_buffer_stalls_all_without_a_timeout(tmp_p
 
 
 @pytest.mark.parametrize("server_too", [False, True])
+@pytest.mark.slice(1)
 def test_a_stopped_worker_alone_in_its_buffer_is_dealt_around(server_too: bool, tmp_path) -> None:
     """Also where the server is killed meanwhile; back again, it is in another's buffer."""
     with members(_of(BASGD(buffers=2, timeout_s=0.3)), 3, tmp_path) as run:
