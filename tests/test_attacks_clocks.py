@@ -143,6 +143,7 @@ attack = { kind = "ATTACK", workers = [1] }
 """
 
 
+@pytest.mark.long
 def test_hostile_workers_of_a_server_spoil_the_model_on_both_clocks(
     tmp_path: Path, warm: None
 ) -> None:

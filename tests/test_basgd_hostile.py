@@ -181,6 +181,7 @@ def test_the_same_with_a_sign_flipped_spoils_asgd(tmp_path: Path) -> None:
         api.simulate(_spec(tmp_path, 10, 150, sync, attack), out=tmp_path / "struck")
 
 
+@pytest.mark.long
 def test_two_of_five_hostile_processes_leave_digits_as_they_were(tmp_path: Path) -> None:
     attack = """attack = [
         { kind = "NotFinite", workers = [1] },

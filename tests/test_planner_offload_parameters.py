@@ -320,6 +320,7 @@ def test_such_a_plan_is_read_priced_and_explained(plan, tmp_path):
     assert words in page
 
 
+@pytest.mark.long
 def test_a_plan_that_offloads_parameters_is_not_run(tmp_path):
     """Nor one that says it of one layer, in a file."""
     made = api.plan(SPEC, out=tmp_path / "plan.json")
