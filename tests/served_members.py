@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import signal
 import tempfile
 import time
+from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
@@ -24,6 +26,7 @@ from polyreme.algo.sync import Hogwild
 from polyreme.algo.sync.peers import Peers
 from polyreme.algo.vector import Layout
 from polyreme.runtime.served.among import counts
+from polyreme.runtime.served.applied import read_applied
 from polyreme.runtime.served.home import Home, Told, loaded
 from polyreme.runtime.served.memory import Memory, shared
 from polyreme.runtime.served.nursery import Nursery
@@ -193,6 +196,34 @@ class Members:
         if process is not None:
             with suppress(ProcessLookupError):  # it ended just now
                 os.kill(process, number)
+
+    def storm(
+        self, seed: int, n_moments: int, *, apart_s: float = 0.15, stopped_s: float = 0.15
+    ) -> None:
+        """Kill or stop one of them at so many random moments, and forget what was told."""
+        drawn, n_members = random.Random(seed), len(self.home.members)
+        for _ in range(n_moments):
+            time.sleep(drawn.uniform(0.0, apart_s))
+            member = drawn.randrange(n_members)
+            if drawn.random() < 0.5:
+                self.kill(member)
+            else:
+                self.kill(member, signal.SIGSTOP)
+                time.sleep(drawn.uniform(0.0, stopped_s))
+                self.kill(member, signal.SIGCONT)
+        while not self.home.told.empty():
+            self.home.told.get()
+
+
+def whole(folder: Path, servers: int) -> None:
+    """Of each life of each worker the list has every push from the first to the last, once."""
+    for server in range(servers):
+        numbers: dict[tuple[int, int], list[int]] = defaultdict(list)
+        for row in read_applied(folder / f"applied-{server}.bin"):
+            numbers[int(row["worker"]), int(row["life"])].append(int(row["number"]))
+        assert numbers
+        for who, found in numbers.items():
+            assert found == list(range(len(found))), (server, who)
 
 
 @contextmanager

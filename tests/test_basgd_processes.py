@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 import shutil
 import signal
 import threading
@@ -27,7 +26,7 @@ from polyreme.runtime.served.server import Server
 from polyreme.runtime.transport.letters import Kind, Letter
 from polyreme.runtime.transport.local import HOME, Address, Boxes, Office
 from served import team
-from served_members import START, TARGET, gradient, members
+from served_members import START, TARGET, gradient, members, whole
 
 torch.set_num_threads(1)
 
@@ -158,28 +157,14 @@ def test_a_killed_worker_is_waited_for_and_comes_back_to_its_buffer(tmp_path) ->
 
 def _storm(seed: int, n_moments: int, folder: Path) -> None:
     """Signals to workers and servers at random moments, while training goes on."""
-    drawn, n, servers = random.Random(seed), 4, 2
+    servers = 2
     algorithm = _of(BASGD(buffers=2, servers=servers, timeout_s=0.2))
-    with members(algorithm, n, folder, lr=0.04) as run:
+    with members(algorithm, 4, folder, lr=0.04) as run:
         run.pushed(20)
-        for _ in range(n_moments):
-            time.sleep(drawn.uniform(0.0, 0.15))
-            member = drawn.randrange(n + servers)
-            if drawn.random() < 0.5:
-                run.kill(member)
-            else:
-                run.kill(member, signal.SIGSTOP)
-                time.sleep(drawn.uniform(0.0, 0.5))
-                run.kill(member, signal.SIGCONT)
-        while not run.home.told.empty():
-            run.home.told.get()
+        run.storm(seed, n_moments, stopped_s=0.5)
         run.pushed(1000)
+    whole(folder, servers)
     for server in range(servers):
-        rows = read_applied(folder / f"applied-{server}.bin")
-        for who in {tuple(row) for row in rows[["worker", "life"]].tolist()}:
-            mine = (rows["worker"] == who[0]) & (rows["life"] == who[1])
-            numbers = rows["number"][mine].tolist()
-            assert numbers == list(range(len(numbers))), (server, who)
         piece = TARGET[6 * server : 6 * server + 6]
         assert (_snapshot(folder, server)["worker/0/params"] - piece).norm() < 0.1
 

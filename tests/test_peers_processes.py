@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import random
 import signal
-import time
 from collections import defaultdict
 from pathlib import Path
 
@@ -114,21 +112,10 @@ def test_a_killed_server_comes_back_and_all_go_on(sync, tmp_path) -> None:
 
 def _storm(sync, seed: int, n_moments: int, folder: Path) -> None:
     """Signals to all at random moments, while training goes on."""
-    drawn = random.Random(seed)
     n = 4
     with members(_of(sync), n, folder, lr=0.02) as run:
         run.all_push()
-        for _ in range(n_moments):
-            time.sleep(drawn.uniform(0.0, 0.3))
-            member = drawn.randrange(n + sync.n_servers(n))
-            if drawn.random() < 0.5:
-                run.kill(member)
-            else:
-                run.kill(member, signal.SIGSTOP)
-                time.sleep(drawn.uniform(0.0, 0.15))
-                run.kill(member, signal.SIGCONT)
-        while not run.home.told.empty():
-            run.home.told.get()
+        run.storm(seed, n_moments, apart_s=0.3)
         run.pushed(600, limit_s=300)
         for _ in range(4):
             run.all_push()

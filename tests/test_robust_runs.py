@@ -102,9 +102,12 @@ def test_more_hostile_workers_than_an_aggregate_bears_are_said(
     fewer: list[str] = ["data_parallel.aggregate.byzantine=2", *short]
     api.simulate(EXAMPLE, out=tmp_path / "more", overrides=fewer)
     said = capsys.readouterr().err
+    assert "workers 7, 8, 9 are hostile: ALIE" in said
     assert "3 workers are hostile, and data_parallel.aggregate CenteredClipping bears 2" in said
     api.simulate(EXAMPLE, out=tmp_path / "enough", overrides=short)
-    assert "are hostile" not in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert "workers 7, 8, 9 are hostile: ALIE" in said
+    assert "bears" not in said
 
 
 def test_the_example_is_as_the_docs_show_it() -> None:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import random
 import signal
 import threading
 import time
-from collections import Counter, defaultdict
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -26,24 +25,13 @@ from polyreme.runtime.served.server import Server
 from polyreme.runtime.transport.letters import Kind, Letter
 from polyreme.runtime.transport.local import HOME, Address, Boxes, Office
 from served import team
-from served_members import START, TARGET, gradient, members
+from served_members import START, TARGET, gradient, members, whole
 
 torch.set_num_threads(1)
 
 
 def _of(sync) -> DataParallel:
     return DataParallel(rule=SGD(), sync=sync)
-
-
-def _whole(folder: Path, servers: int) -> None:
-    """Of each life of each worker the list has every push from the first to the last, once."""
-    for server in range(servers):
-        numbers: dict[tuple[int, int], list[int]] = defaultdict(list)
-        for row in read_applied(folder / f"applied-{server}.bin"):
-            numbers[int(row["worker"]), int(row["life"])].append(int(row["number"]))
-        assert numbers
-        for who, found in numbers.items():
-            assert found == list(range(len(found))), (server, who)
 
 
 @pytest.mark.parametrize("sync", [ASGD(), OrMo(), OrLoMo(local_steps=3)])
@@ -120,7 +108,7 @@ def test_a_killed_worker_comes_back_and_others_do_not_wait(tmp_path) -> None:
         assert {int(row[0]) for row in rows} == {0, 1, 2}
     lives = {int(r["life"]) for r in read_applied(tmp_path / "applied-0.bin") if r["worker"] == 1}
     assert lives == {0, 1}
-    _whole(tmp_path, 1)
+    whole(tmp_path, 1)
 
 
 def test_a_stopped_worker_stops_nobody_else(tmp_path) -> None:
@@ -134,7 +122,7 @@ def test_a_stopped_worker_stops_nobody_else(tmp_path) -> None:
         run.kill(2, signal.SIGCONT)
         rows = run.pushed(100)
         assert any(int(row[0]) == 2 for row in rows)
-    _whole(tmp_path, 1)
+    whole(tmp_path, 1)
 
 
 @pytest.mark.parametrize("servers", [1, 2])
@@ -145,7 +133,7 @@ def test_a_killed_server_has_all_that_was_pushed_once_it_is_back(servers: int, t
         run.pushed(200)
         run.kill(3 + servers - 1)
         run.pushed(200)
-    _whole(tmp_path, servers)
+    whole(tmp_path, servers)
 
 
 STORMY = [
@@ -168,7 +156,7 @@ def test_a_worker_and_then_its_server_killed_lose_nothing_that_was_applied(tmp_p
     listed = Counter(read_applied(tmp_path / "applied-0.bin")["worker"].tolist())
     told = Counter(int(row[0]) for row in rows)
     assert all(listed[worker] >= count for worker, count in told.items())
-    _whole(tmp_path, 1)
+    whole(tmp_path, 1)
 
 
 def test_a_letter_that_was_half_written_is_not_dealt_with_again(tmp_path) -> None:
@@ -193,23 +181,12 @@ def test_a_letter_that_was_half_written_is_not_dealt_with_again(tmp_path) -> Non
 
 def _storm(algorithm: DataParallel, seed: int, n_moments: int, folder: Path) -> None:
     """Signals to workers and servers at random moments, while training goes on."""
-    drawn = random.Random(seed)
-    n, servers = 3, 2
-    with members(algorithm, n, folder, lr=0.02) as run:
+    servers = 2
+    with members(algorithm, 3, folder, lr=0.02) as run:
         run.pushed(20)
-        for _ in range(n_moments):
-            time.sleep(drawn.uniform(0.0, 0.15))
-            member = drawn.randrange(n + servers)
-            if drawn.random() < 0.5:
-                run.kill(member)
-            else:
-                run.kill(member, signal.SIGSTOP)
-                time.sleep(drawn.uniform(0.0, 0.15))
-                run.kill(member, signal.SIGCONT)
-        while not run.home.told.empty():
-            run.home.told.get()
+        run.storm(seed, n_moments)
         run.pushed(600)
-    _whole(folder, servers)
+    whole(folder, servers)
     for server in range(servers):
         piece = TARGET[6 * server : 6 * server + 6]
         assert (_snapshot(folder, server) - piece).norm() < 0.1

@@ -46,12 +46,16 @@ def attacked(spec: specs.Spec, devices: int | None, plan: Plan | None) -> specs.
     found = [*misnamed(attacks, n, _PATH), *unfit(attacks, n, spec.data_parallel, _PATH)]
     if found:
         raise ConfigError(found)
-    outnumbered(spec)
+    announced(spec)
     return msgspec.structs.replace(spec, parallel=parallel)
 
 
-def outnumbered(spec: specs.Spec) -> None:
-    """Say so where more workers are hostile than a robust aggregate bears."""
+def announced(spec: specs.Spec) -> None:
+    """Say who is hostile, and where these are more than a robust aggregate bears."""
+    for each in spec.simulate.attacks:
+        who = ", ".join(map(str, each.workers))
+        many = len(each.workers) > 1
+        _say(f"worker{'s' * many} {who} {'are' if many else 'is'} hostile: {tag(each)}")
     aggregate = spec.data_parallel.aggregate
     n_hostile = sum(len(each.workers) for each in spec.simulate.attacks)
     if aggregate.robust and n_hostile > aggregate.bears:

@@ -28,7 +28,7 @@ def simulate(
         rule, legal = "is asked of several processes", "one process, without a launcher"
         raise ConfigError([Violation(path="simulate", value=True, rule=rule, legal=legal)])
     start_s = time.time()
-    hostile.outnumbered(spec)
+    hostile.announced(spec)
     with folders.claimed(folder):
         return _run(spec, folder, resume, progress, start_s)
 
