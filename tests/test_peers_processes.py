@@ -30,9 +30,14 @@ MEMBERS = [
     ADPSGD(),
     AsyncPushSum(graph=Complete()),
 ]
-each_member = pytest.mark.parametrize("sync", MEMBERS, ids=lambda sync: type(sync).__name__)
 
-each_kind = pytest.mark.parametrize("sync", MEMBERS[1:], ids=lambda sync: type(sync).__name__)
+
+def _name(sync) -> str:
+    return type(sync).__name__
+
+
+each_member = pytest.mark.parametrize("sync", MEMBERS, ids=_name)
+each_kind = pytest.mark.parametrize("sync", MEMBERS[1:], ids=_name)
 
 
 def _of(sync) -> DataParallel:
@@ -108,6 +113,17 @@ def test_a_killed_server_comes_back_and_all_go_on(sync, tmp_path) -> None:
     if isinstance(sync, PartialReduce):  # it forgets nothing
         for numbers in _came(tmp_path, 1).values():
             assert numbers == list(range(1, len(numbers) + 1))
+
+
+@pytest.mark.parametrize("sync", [ADPSGD(), AsyncPushSum(graph=Complete())], ids=_name)
+def test_a_killed_keeper_goes_on_with_the_model_that_its_worker_has(sync, tmp_path) -> None:
+    """Without a snapshot; it went back to the first model, and took all others with it."""
+    with members(_of(sync), 2, tmp_path, pause_s=0.05, snapshot_s=1e6) as run:
+        run.all_push()
+        run.pushed(200)
+        run.kill(2)
+        run.pushed(4)
+        assert (run.model(2) - TARGET).norm() < 0.1 * (START - TARGET).norm()
 
 
 def _storm(sync, seed: int, n_moments: int, folder: Path) -> None:

@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 _N_HEAD = 2
 _BRIEF: Kinds = ((WHOLE, Like((_N_HEAD + len(Numbers._fields),), "float64")),)
 _NOTHING = Numbers()
+_GRADIENT, _MODEL = 0.0, 1.0
+"""What a worker's vector is."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,7 +49,8 @@ class Kept(Peers, frozen=True, kw_only=True):
     goes by it. Nothing is kept in a round.
 
     A keeper stays when its worker goes. It tells all others, who begin nothing with it until its
-    worker is back, and that worker begins with the model that it kept meanwhile.
+    worker is back, and that worker begins with the model that it kept meanwhile. One that was begun
+    anew from an earlier model is given the model that its worker has.
 
     Attributes:
         graph: Who is whose neighbour.
@@ -68,6 +71,10 @@ class Kept(Peers, frozen=True, kw_only=True):
     def heard(self, state: State, said: Said, me: Worker) -> Program[State]:
         """A keeper's state after it heard of another."""
         raise undefined(self, "heard")
+
+    def holding(self, state: State, model: torch.Tensor) -> State:
+        """A keeper's state once its model is this one."""
+        return {**state, "params": model}
 
     def reckoned(self, state: State) -> float:
         """The steps that the run has done, as a keeper reckons them."""
@@ -112,11 +119,26 @@ class Kept(Peers, frozen=True, kw_only=True):
     def init(self, algorithm: DataParallel, params: torch.Tensor, me: Worker) -> State:
         """Of a worker, or of a keeper."""
         if me.rank < me.n:
-            return {"params": params, "version": 0, "awaits": False, "new": False, "step": 0}
+            waits = {"awaits": False, "new": False, "outlasted": False}
+            return {"params": params, "version": 0, **waits, "step": 0}
         rule = algorithm.rule.init(params)
         counts = {"version": 0, "progress": 0.0, "step": 0}
-        present = dict.fromkeys(map(str, range(me.n)), True)
-        return {"params": params, "rule": rule, **self.own(), "present": present, **counts}
+        known = {"present": dict.fromkeys(map(str, range(me.n)), True), "stale": False}
+        return {"params": params, "rule": rule, **self.own(), **known, **counts}
+
+    def restored(self, state: State) -> State:
+        """Its model is an old one until its worker speaks."""
+        return {**super().restored(state), "stale": True}
+
+    def outlasted(self, algorithm: DataParallel, state: State) -> State:
+        """It gives its keeper the model that it has, unless it has none."""
+        if state["new"]:
+            return self.anew(algorithm, state)
+        return {**state, "awaits": False, "outlasted": True}
+
+    def anew(self, algorithm: DataParallel, state: State) -> State:
+        """The state of a worker that comes, or comes back, and has no model."""
+        return {**super().anew(algorithm, state), "outlasted": False}
 
     def round(self, algorithm: DataParallel, state: State, me: Worker) -> Program[State]:
         """A worker's push or its pull, or what a keeper does with what it hears."""
@@ -128,12 +150,16 @@ class Kept(Peers, frozen=True, kw_only=True):
             head, packet = answer.message.packets
             version = int(head.decode()[0])
             after = {**state, "params": packet.decode(), "version": version}
-            return {**after, "awaits": False, "new": False}
+            return {**after, "awaits": False, "new": False, "outlasted": False}
         if state["new"]:
             yield Send(to=me.n + me.rank, message=_brief(HELLO))
             return {**state, "awaits": True}
+        if state["outlasted"]:
+            given = _message((state["version"], _MODEL), state["params"], _NOTHING)
+            yield Send(to=me.n + me.rank, message=given)
+            return {**state, "awaits": True}
         own = yield from gradient(algorithm, state["params"], (state["step"],), me)
-        numbers = (state["version"], 0.0)
+        numbers = (state["version"], _GRADIENT)
         yield Send(to=me.n + me.rank, message=_message(numbers, own.gradient, own.numbers))
         return {**state, "awaits": True, "step": state["step"] + 1}
 
@@ -152,16 +178,22 @@ class Kept(Peers, frozen=True, kw_only=True):
             return (yield from self.heard(state, said, me))
         here = is_push or numbers[0] != LEFT
         after = yield from self._met(state, source % me.n, here, me)
+        if source < me.n:
+            after = {**after, "stale": False}
         if source >= me.n or not here:
             return after
-        if is_push:
+        version, is_gradient = int(numbers[0]), is_push and numbers[1] == _GRADIENT
+        if is_gradient:
             after = yield from self._updated(
-                algorithm, after, packets[0].decode(), Numbers(*row), int(numbers[0]), me
+                algorithm, after, packets[0].decode(), Numbers(*row), version, me
             )
+        elif is_push:
+            after = self.holding(after, packets[0].decode())
+            after = {**after, "version": max(version, after["version"]) + 1}
         model = self.model(after)
         answer = Message(packets=(heading((after["version"],)), _packet(model)))
         yield Send(to=source, message=answer)
-        return (yield from self.begun(after, me)) if is_push else after
+        return (yield from self.begun(after, me)) if is_gradient else after
 
     def _met(self, state: State, worker: int, here: bool, me: Worker) -> Program[State]:
         """Knows whether a worker is there; the worker's keeper tells all others of a change."""
@@ -201,9 +233,13 @@ def tell(to: int, numbers: tuple[float, ...], vector: torch.Tensor) -> Program[N
 
 
 def there(servers: Sequence[State]) -> Sequence[State]:
-    """Keepers of workers that are there; all of them, if none is."""
-    found = [state for own, state in enumerate(servers) if state["present"][str(own)]]
-    return found or servers
+    """Keepers with models that are no old ones, of workers that are there.
+
+    If there is none, of any workers; if there is none either, all.
+    """
+    fresh = [own for own, state in enumerate(servers) if not state["stale"]]
+    present = [own for own in fresh if servers[own]["present"][str(own)]]
+    return [servers[own] for own in present or fresh] or servers
 
 
 def _brief(number: int) -> Message:

@@ -39,9 +39,17 @@ class Peers(SyncKind, frozen=True, kw_only=True):
         """The state of a worker that comes, or comes back, and has no model: it asks for one."""
         return {**state, "awaits": False, "new": True}
 
+    def outlasted(self, algorithm: DataParallel, state: State) -> State:
+        """A worker's state when the server that it hears of was begun anew from what it was."""
+        return self.anew(algorithm, state)
+
     def again(self, state: State) -> State:
         """A server's state when it, or another, was begun anew, and is what it was before."""
         return state
+
+    def restored(self, state: State) -> State:
+        """A server's state when it was begun anew and went back to this one."""
+        return self.again(state)
 
     def models_of(self, n: int) -> range:
         """Players whose states have the models that are evaluated: workers."""

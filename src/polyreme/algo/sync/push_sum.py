@@ -53,6 +53,10 @@ class AsyncPushSum(Kept, frozen=True, kw_only=True, tag="AsyncPushSum", tag_fiel
         params: torch.Tensor = state["params"]
         return params / state["weight"] if "weight" in state else params
 
+    def holding(self, state: State, model: torch.Tensor) -> State:
+        """With the weight that it has."""
+        return {**state, "params": model * state["weight"]}
+
     def whole(self, servers: Sequence[State], workers: Sequence[State] = ()) -> torch.Tensor:
         """The sum of x over that of w, of those that are there."""
         first, *others = there(servers)

@@ -90,7 +90,7 @@ class Peer:
             self._go_on(program)
         except _Again:
             program.close()
-            self.state = self.sync.anew(self.algorithm, self.state)
+            self.state = self.sync.outlasted(self.algorithm, self.state)
         if self._rows:
             self._send_home(Kind.TOLD, b"".join(self._rows), number=self.told)
             self.told += 1
@@ -259,9 +259,12 @@ class Peer:
             self.state = self.sync.again({**self.state, **kept["state"]})
             self._post.restore(kept["post"])
             self._post.repeat()
-        elif self.life and written.exists():
-            kept = json.loads(metadata(written)["kept"])
-            self.state = self.sync.again(own.joined(load_file(written), self.state))
+        elif self.life:
+            state = self.state
+            if written.exists():
+                kept = json.loads(metadata(written)["kept"])
+                state = own.joined(load_file(written), state)
+            self.state = self.sync.restored(state)
         self.told = kept["told"]
         path = self.folder / f"taken-{self.me.rank - self.me.n}.bin"
         return AppliedList(path, kept["taken"], TAKEN)
