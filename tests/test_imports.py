@@ -29,7 +29,7 @@ ROOMS["reference"] = {"graph", "data", "algo"}
 ROOMS["summary"] = {"plan", "profile", "graph", "cluster"}
 ROOMS["doctor"] = {"cluster", "runtime"}
 ROOMS["compress"] = ROOMS["aggregate"] = ROOMS["optim"] = {"algo"}
-ROOMS["ddp"] = {"algo", "spec"}
+ROOMS["ddp"] = {"algo", "spec", "cluster"}
 ROOMS["api"] = set(ROOMS)
 ROOMS["ending"] = ROOMS["cli_options"] = set()
 ROOMS["cli_asked"] = {"api", "ending", "cli_options"}

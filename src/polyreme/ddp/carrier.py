@@ -11,6 +11,9 @@ from ..algo.effects import Combine, Program, Received, Recv, Send, Sum, SumShard
 from ..algo.packet import Kinds, Message, from_bytes, to_bytes
 from ..algo.topology.passing import refilled, vector
 from ..algo.worker import Worker
+from ..cluster.accelerator import HOST_BACKEND
+
+HOST = torch.device("cpu")
 
 
 class Carrier:
@@ -22,6 +25,7 @@ class Carrier:
     def __init__(self, group: dist.ProcessGroup | None) -> None:
         self.nbytes = 0
         self._group = group
+        self._post: Any = None
         self._device = torch.device("cpu")
 
     def play(self, program: Program[Any], me: Worker, device: torch.device) -> Any:
@@ -86,18 +90,38 @@ class Carrier:
         self.nbytes += data.numel()
         parts = [data]
         if _varies(effect.message.kinds):
-            parts.insert(0, torch.tensor([data.numel()], device=data.device))
-        to = self._global(effect.to)
-        return [(dist.isend(each, to, group=self._group), each) for each in parts if each.numel()]
+            parts.insert(0, torch.tensor([data.numel()]))
+        to, post = self._global(effect.to), self._posted()
+        given = [each.to(HOST) for each in parts if each.numel()]
+        return [(dist.isend(each, to, group=post), each) for each in given]
 
     def _receive(self, effect: Recv, me: Worker) -> Received:
-        size = torch.tensor([_size(effect.kinds)], device=self._device)
+        source, post = self._global(effect.source), self._posted()
+        size = torch.tensor([_size(effect.kinds)], device=HOST)
         if _varies(effect.kinds):
-            dist.recv(size, self._global(effect.source), group=self._group)
-        data = torch.empty(int(size), dtype=torch.uint8, device=self._device)
+            dist.recv(size, source, group=post)
+        data = torch.empty(int(size), dtype=torch.uint8, device=HOST)
         if data.numel():
-            dist.recv(data, self._global(effect.source), group=self._group)
-        return Received(source=effect.source, message=from_bytes(data, effect.kinds))
+            dist.recv(data, source, group=post)
+        return Received(
+            source=effect.source, message=from_bytes(data.to(self._device), effect.kinds)
+        )
+
+    def _posted(self) -> Any:
+        """What messages from one to another go over; all workers ask for it together.
+
+        It is over host memory: on accelerators two that send to each other before they receive
+        would wait for ever.
+        """
+        if self._post is None:
+            self._post = self._group
+            if self._device.type != "cpu":
+                self._post = dist.new_group(
+                    dist.get_process_group_ranks(self._group),
+                    backend=HOST_BACKEND,
+                    use_local_synchronization=True,
+                )
+        return self._post
 
     def _global(self, rank: int) -> int:
         return rank if self._group is None else dist.get_global_rank(self._group, rank)

@@ -45,6 +45,7 @@ class General:
             gradients=lambda params, batch: team.gradients(rank, params, batch),
             world=self._world,
             ranks=places.peer_ranks,
+            post=places.post,
             over_replica=None if places.replica is None else self._over_replica,
             on_record=self._records.append,
             say=self._told,

@@ -32,7 +32,9 @@ class Places:
     sender and receiver: one backend carries out all of a group in the order in which it was asked.
 
     Where replicas work apart, `grid` is of one of them, number `team[0]` of `team[1]`; `peers`
-    are the processes at the same place of each, of these ranks.
+    are the processes at the same place of each, of these ranks. Messages from one of them to
+    another go over `post`, over host memory: on accelerators two that send to each other before
+    they receive would wait for ever.
     """
 
     grid: Grid
@@ -49,6 +51,7 @@ class Places:
     down: Group = None
     pairs: Mapping[tuple[int, int], Group] = field(default_factory=dict)
     peers: Group = None
+    post: Group = None
     peer_ranks: tuple[int, ...] = (0,)
     team: tuple[int, int] = (0, 1)
 
@@ -141,6 +144,7 @@ def _team(
     """Places in one of several replicas."""
     alone = grid.degrees.n_devices * grid.pp == grid.replica
     mesh = _mesh(cube, grid.degrees, world)
+    peers = world.group if alone else _mine(cube, (1,), world)
     return Places(
         grid=grid.of_replica(cell.replica),
         cell=msgspec.structs.replace(cell, replica=0),
@@ -155,13 +159,16 @@ def _team(
         up=_wire(cube, world),
         down=_wire(cube, world),
         pairs=_pairs(cube, grid, world),
-        peers=world.group if alone else _mine(cube, (1,), world),
+        peers=peers,
+        post=peers if world.accelerator.on_host else _mine(cube, (1,), world, HOST_BACKEND),
         peer_ranks=tuple(cube[cell.pipe, :, cell.shard, cell.tp].tolist()),
         team=(cell.replica, grid.replica),
     )
 
 
-def _mine(cube: torch.Tensor, axes: Sequence[int], world: World) -> Group:
+def _mine(
+    cube: torch.Tensor, axes: Sequence[int], world: World, backend: str | None = None
+) -> Group:
     """The group over some axes that this process is in; None where it is alone or in none."""
     others = [axis for axis in range(cube.dim()) if axis not in axes]
     size = 1
@@ -170,7 +177,7 @@ def _mine(cube: torch.Tensor, axes: Sequence[int], world: World) -> Group:
     if size == 1:
         return None
     rows = cube.permute(*others, *axes).reshape(-1, size)
-    return _of_rows(rows, world)
+    return _of_rows(rows, world, backend)
 
 
 def _copies(cube: torch.Tensor, n: int, world: World) -> Group:

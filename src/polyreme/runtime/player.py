@@ -54,7 +54,8 @@ class Player:
 
     `state` is what it has between rounds, `ledger` what it sent. With what workers agree on goes
     what `say` gives, as many numbers on all of them; `heard` is the last that each said.
-    `world` is of the workers; `ranks` are their processes (unset: worker and rank are the same).
+    `world` is of the workers; `ranks` are their processes (unset: worker and rank are the same);
+    messages from one to another go over `post`, a group over host memory (unset: that of `world`).
     Where a worker has several, each plays the program on its part, and `over_replica` sums over
     them what is asked for, or over those that hold parts of the same tensors.
     `compute_s` and `blocked_s` add up the seconds of gradients and of waiting for others.
@@ -66,6 +67,7 @@ class Player:
     gradients: Gradients
     world: World
     ranks: Sequence[int] = ()
+    post: Any = None
     over_replica: Callable[[torch.Tensor, bool], torch.Tensor] | None = None
     on_record: Callable[[Record], None] | None = None
     say: Callable[[], Sequence[float]] = tuple
@@ -197,9 +199,9 @@ class Player:
             parts.insert(0, torch.tensor([data.numel()]))
         for part in parts:
             if part.numel():
-                moved = part.to(self.world.device)
+                moved = part.to(self._post_device)
                 to = self.ranks[effect.to] if self.ranks else effect.to
-                work = dist.isend(moved, to, group=self.world.group)
+                work = dist.isend(moved, to, group=self._post)
                 self._sending.append((work, to, moved))
 
     def _receive(self, effect: Recv) -> Received:
@@ -212,13 +214,21 @@ class Player:
         data = self._take(data, effect.source)
         return Received(source=effect.source, message=from_bytes(data, effect.kinds))
 
+    @property
+    def _post(self) -> Any:
+        return self.world.group if self.post is None else self.post
+
+    @property
+    def _post_device(self) -> torch.device:
+        return self.world.device if self.post is None else torch.device("cpu")
+
     def _take(self, into: torch.Tensor, source: int) -> torch.Tensor:
         home = into.device
         if into.numel():
-            into = into.to(self.world.device)
+            into = into.to(self._post_device)
             source = self.ranks[source] if self.ranks else source
             with self.world.record.message("recv", source, into.nbytes), self._blocked():
-                dist.recv(into, source, group=self.world.group)
+                dist.recv(into, source, group=self._post)
                 into = into.to(home)
         return into
 
