@@ -12,10 +12,11 @@ import shutil
 import statistics
 from collections.abc import Mapping, Sequence
 from functools import partial
+from itertools import pairwise
 from typing import Any
 
 import tomli_w
-from trials import Result, Trial, holds, options, run_all, run_at, show
+from trials import Result, Trial, holds, near_chance, options, run_all, run_at, show
 
 from polyreme import api
 
@@ -198,17 +199,35 @@ def asp(given: argparse.Namespace) -> None:
         for n in ASP_PUBLISHED
     ]
     found = run_at("asp", trials, given)
-    print("\nAsynchronous momentum SGD: here (published)\n")
-    print(f"| workers | {' | '.join(f'rate {rate:g}' for rate in ASP_RATES)} |")
-    print(f"|{'---|' * (1 + len(ASP_RATES))}")
-    for trial, n in zip(trials, ASP_PUBLISHED, strict=True):
-        cells = [
-            f"{100 * found[trial.name, rate]:.2f} ({there})"
-            if (trial.name, rate) in found
-            else "not run"
-            for rate, there in zip(ASP_RATES, ASP_PUBLISHED[n], strict=True)
-        ]
-        print(f"| {n} | {' | '.join(cells)} |")
+    shown = {
+        f"{trial.name}, rate {rate:g}": found[trial.name, rate]
+        for trial in trials
+        for rate in ASP_RATES
+        if (trial.name, rate) in found
+    }
+    published = {
+        f"ASP, {n} workers, rate {rate:g}": f"{there}"
+        for n, row in ASP_PUBLISHED.items()
+        for rate, there in zip(ASP_RATES, row, strict=True)
+    }
+    names = [trial.name for trial in trials]
+    claims = [
+        (f"rate {rate:g}: {one} is above {other}", partial(_above, found, one, other, rate))
+        for rate in ASP_RATES
+        for one, other in pairwise(names)
+    ] + [
+        (f"rate 0.3: {name} does not learn", partial(_near_chance, found, name, 0.3))
+        for name in names[1:]
+    ]
+    show("Asynchronous momentum SGD", shown, published, claims, None)
+
+
+def _above(found: Mapping[Any, Result], one: str, other: str, rate: float) -> str:
+    return holds(found[one, rate], found[other, rate])
+
+
+def _near_chance(found: Mapping[Any, Result], name: str, rate: float) -> str:
+    return near_chance(found[name, rate])
 
 
 def seconds(result: Result, target: float) -> list[float]:

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from trials import Result, Trial, holds, options, run_all, show
+from trials import Result, Trial, holds, near_chance, options, run_all, show
 
 MODEL = {"kind": "resnet20", "norm": "batch"}
 SLOW = {"compute": {"kind": "heterogeneous", "slow_fraction": 0.25, "slow_factor": 5.0}}
@@ -39,8 +39,6 @@ METHODS: Mapping[str, tuple[Mapping[str, Any], tuple[float, ...]]] = {
         (0.1, 0.3, 0.9),
     ),
 }
-CHANCE = 0.1
-NEAR = 0.05  # no further from chance than this is not learning
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -77,10 +75,7 @@ def _above(found: Mapping[str, Result], one: str, other: str) -> str:
 
 
 def _near(found: Mapping[str, Result], name: str) -> str:
-    """Whether it is no further above chance than what is near it, but for its standard error."""
-    above = found[name].mean - CHANCE - NEAR
-    error = found[name].error
-    return "holds" if above < -error else "does not hold" if above > error else "undecided"
+    return near_chance(found[name])
 
 
 if __name__ == "__main__":

@@ -30,6 +30,8 @@ from polyreme.cluster.accelerator import detect
 SEEDS = (0, 1, 2)
 MOST_RATES = 6
 BASELINE = 0.70  # below this accuracy of the dense runs nothing is decided
+CHANCE = 0.1
+NEAR = 0.05  # no further above chance than this is not learning
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,6 +88,14 @@ def holds(above: Result, below: Result, by: float = 0.0) -> str:
     return "holds" if gap > errors else "does not hold" if gap < -errors else "undecided"
 
 
+def near_chance(found: Result) -> str:
+    """Whether it is no further above chance than what is near it, but for its standard error."""
+    above = found.mean - CHANCE - NEAR
+    return (
+        "holds" if above < -found.error else "does not hold" if above > found.error else "undecided"
+    )
+
+
 def options(
     description: str | None,
     only: Sequence[str] = (),
@@ -122,27 +132,25 @@ def run_all(table: str, trials: Sequence[Trial], given: argparse.Namespace) -> d
     done, found = _kept(home), {}
     for trial in trials:
         rate = _best(trial, done)
-        keys = [(trial.name, rate, seed) for seed in SEEDS]
-        if rate is not None and all(key in done for key in keys):
-            found[trial.name] = Result(
-                rate=rate,
-                accuracies=tuple(done[key].accuracy for key in keys),
-                ways=tuple(done[key].way for key in keys),
-            )
+        result = None if rate is None else _result(trial.name, rate, done)
+        if result is not None:
+            found[trial.name] = result
     return found
 
 
 def run_at(
     table: str, trials: Sequence[Trial], given: argparse.Namespace
-) -> dict[tuple[str, float], float]:
-    """Accuracies of each configuration at each of its rates, on seed 0."""
+) -> dict[tuple[str, float], Result]:
+    """Each configuration at each of its rates, those that could be run on all seeds."""
     home: Path = given.out / table
     home.mkdir(parents=True, exist_ok=True)
     data = unpack(given.data, given.out, given.images)
     with ThreadPoolExecutor(given.jobs) as pool:
-        runs = [(trial, rate, 0) for trial in trials for rate in trial.rates]
+        runs = [(trial, rate, seed) for seed in SEEDS for trial in trials for rate in trial.rates]
         _do(pool, runs, home, data, given, time.monotonic() + given.seconds)
-    return {(name, rate): row.accuracy for (name, rate, _), row in _kept(home).items()}
+    done = _kept(home)
+    each = [(trial.name, rate) for trial in trials for rate in trial.rates]
+    return {key: found for key in each if (found := _result(*key, done)) is not None}
 
 
 def _do(
@@ -251,6 +259,18 @@ def _rows(home: Path) -> Iterator[dict[str, Any]]:
     path = home / "results.jsonl"
     if path.exists():
         yield from (json.loads(line) for line in path.read_text().splitlines())
+
+
+def _result(name: str, rate: float, done: Mapping[tuple[str, float, int], _Kept]) -> Result | None:
+    """Of a configuration at a rate, if it was run on all seeds."""
+    keys = [(name, rate, seed) for seed in SEEDS]
+    if not all(key in done for key in keys):
+        return None
+    return Result(
+        rate=rate,
+        accuracies=tuple(done[key].accuracy for key in keys),
+        ways=tuple(done[key].way for key in keys),
+    )
 
 
 def untried(trial: Trial, done: Mapping[tuple[str, float, int], _Kept]) -> list[float]:
