@@ -8,7 +8,7 @@ import torch
 
 import polyreme as pr
 from polyreme.algo import aggregate
-from polyreme.algo.aggregate import kernels, ordered
+from polyreme.algo.aggregate import geometry, kernels, ordered
 from polyreme.algo.aggregate.ordered import Order, finite_rows, middle, squared_from
 from polyreme.algo.aggregate.robust import RobustKind
 from polyreme.algo.effects import alone
@@ -106,7 +106,14 @@ def test_what_is_sorted_off_the_host_is_what_the_network_makes(
     for order in _orders(n):
         expected = order.of(block)
         squared = squared_from(block, expected)
-        monkeypatch.setattr(ordered, "_on_host", lambda _: False)
+        monkeypatch.setattr(ordered, "on_host", lambda _: False)
         torch.testing.assert_close(order.of(block), expected, rtol=1e-12, atol=1e-12)
         torch.testing.assert_close(squared_from(block, expected), squared)
         monkeypatch.undo()
+
+
+@pytest.mark.parametrize("k", [0, 1, 8192, 20_000])
+def test_dot_products_in_parts_are_those_of_whole_rows(k: int) -> None:
+    block = _rows(7, k, torch.float32)
+    expected = block.double() @ block.double().T
+    torch.testing.assert_close(geometry._in_parts(block).double(), expected, rtol=1e-6, atol=1e-3)

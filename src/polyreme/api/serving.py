@@ -89,7 +89,9 @@ def _run(
     )
     kind = Among if isinstance(spec.data_parallel.sync, Peers) else Members
     begin = partial(_member, (spec, cluster, accelerator, plan))
-    preload, warm = (*_PRELOAD, *spec.imports), (_posed, (spec, cluster, accelerator))
+    preload, warm = (*_PRELOAD, *spec.imports), None
+    if accelerator.on_host:  # a process that has used another device may not be forked
+        warm = _posed, (spec, cluster, accelerator)
     try:
         ranks.served(
             request, problem, profile, partial(kind, begin, folder / "servers", preload, warm)

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..effects import Split, SumShards
-from .blocks import Rows, working
+from .blocks import Rows, on_host, working
 
 if TYPE_CHECKING:
     import torch
@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 Array = npt.NDArray[np.float64]
 Indices = npt.NDArray[np.intp]
+
+_PART = 1 << 13  # entries whose products an accelerator adds up in their own type
 
 # Squared distances that are this much smaller than squared norms are not had from dot products of
 # that type to six digits: then dot products of differences to a row in their middle are taken.
@@ -119,8 +121,10 @@ def _summed(
     import torch
 
     n = rows.n
-    total = torch.zeros(n + 2, n + 2, dtype=torch.float64, device=rows.like.device)
-    for start, given in rows.blocks():
+    like = rows.like
+    total = torch.zeros(n + 2, n + 2, dtype=torch.float64, device=like.device)
+    alone = centre is None and about is None and dtype == like.dtype
+    for start, given in rows.blocks(at_once=alone and not on_host(like)):
         block = given.to(dtype)
         two = None
         if centre is not None or about is not None:
@@ -130,12 +134,24 @@ def _summed(
         if about is not None and two is not None:
             two -= block[about]
             block = block - block[about]
-        total[:n, :n] += block @ block.T
+        total[:n, :n] += block @ block.T if on_host(block) else _in_parts(block)
         if two is not None:
             total[:n, n:] += block @ two.T
             total[n:, n:] += two @ two.T
     total[n:, :n] = total[:n, n:].T
     found: Array = (yield SumShards(partial=total)).cpu().numpy()
+    return found
+
+
+def _in_parts(block: torch.Tensor) -> torch.Tensor:
+    """Dot products of rows on an accelerator, those of so many entries each added up in float64.
+
+    It sums a product of long rows in one type from the first entry to the last.
+    """
+    n_parts = block.shape[1] // _PART
+    whole, rest = block[:, : n_parts * _PART], block[:, n_parts * _PART :]
+    parts = whole.view(len(block), n_parts, _PART).transpose(0, 1)
+    found: torch.Tensor = (parts @ parts.mT).double().sum(0) + rest @ rest.T
     return found
 
 

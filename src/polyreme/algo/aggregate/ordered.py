@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache
+from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
-from .blocks import working
+from .blocks import on_host, working
 
 if TYPE_CHECKING:
     import torch
+
+    Played = Callable[[torch.Tensor, "Order"], tuple[torch.Tensor, torch.Tensor]]
 
 _COMPILED = 1 << 20  # entries of a block: below, to compile takes longer than all else
 _MOST_BY_NETWORK = 64  # rows: beyond, a sort of each column takes less than n log2(n)^2 / 4 steps
@@ -24,7 +27,7 @@ def ascending(block: torch.Tensor, wanted: range) -> list[torch.Tensor]:
     """
     import torch
 
-    if not _on_host(block):
+    if not on_host(block):
         return list(_sorted(block, wanted).unbind(1))
     if len(block) > _MOST_BY_NETWORK:
         return list(block.sort(dim=0).values[wanted.start : wanted.stop])
@@ -72,8 +75,13 @@ def _pairs(n: int) -> Iterator[tuple[int, int]]:
         width *= 2
 
 
-def _on_host(block: torch.Tensor) -> bool:
-    return block.device.type == "cpu"
+@cache
+def _in_tiles() -> Played | None:
+    if find_spec("triton") is None:
+        return None
+    from .tiles import played
+
+    return played
 
 
 def _sorted(block: torch.Tensor, wanted: range) -> torch.Tensor:
@@ -100,10 +108,20 @@ class Order:
     places: range
     keep: int | None = None
 
-    def suits(self, block: torch.Tensor) -> bool:
-        """Whether the compiled form is worth it: on the host, of entries that take the time."""
-        big = block.numel() >= _COMPILED and len(block) <= _MOST_BY_NETWORK
-        return block.device.type == "cpu" and big
+    def compiled(self, n: int, like: torch.Tensor) -> Played | None:
+        """The compiled form for n rows like that, which also says what it saw of each row.
+
+        On the host it is there for blocks that take the time, elsewhere where Triton is.
+        """
+        if n > _MOST_BY_NETWORK:
+            return None
+        if not on_host(like):
+            return _in_tiles()
+        if n * like.numel() < _COMPILED:
+            return None
+        from .kernels import played
+
+        return played
 
     def of(self, block: torch.Tensor) -> torch.Tensor:
         """That, of (n, k) rows."""
@@ -113,7 +131,7 @@ class Order:
 
 def mean_of_places(block: torch.Tensor, places: range) -> torch.Tensor:
     """The mean of some places of the ascending order, of two the midpoint."""
-    if not _on_host(block) and len(places) > 2:
+    if not on_host(block) and len(places) > 2:
         return _sorted(block, places).mean(1)
     inner = ascending(block, places)
     if len(inner) == 2:
@@ -171,7 +189,7 @@ def squared_from(block: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
 
     dtype = working(block.dtype)
     point = out.to(dtype)
-    if not _on_host(block):
+    if not on_host(block):
         return (block.to(dtype) - point).square_().sum(1).double()
     away = torch.empty_like(point)  # of one row, so that it stays in cache
     found = []

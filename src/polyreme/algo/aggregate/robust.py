@@ -13,7 +13,7 @@ from ...errors import ConfigError, RunError, Violation, undefined
 from ..effects import Split, SumShards
 from ..legal import tag
 from .before import Before
-from .blocks import Rows, working
+from .blocks import Rows, on_host, working
 from .kind import AggregatorKind, Combined, State
 from .ordered import Order, finite_rows, squared_from
 
@@ -252,7 +252,8 @@ class RobustKind(AggregatorKind, frozen=True, kw_only=True):
         import numpy as np
         import torch
 
-        dtype, device = working(given.like.dtype), given.like.device
+        like = given.like
+        dtype, device = working(like.dtype), like.device
         rows, mixing = given.taken(made.kept), made.mixing
         if mixing is not None and made.squared is not None:
             used = np.flatnonzero(mixing[:, :-1].any(0))
@@ -263,20 +264,23 @@ class RobustKind(AggregatorKind, frozen=True, kw_only=True):
             weights = torch.as_tensor(made.weights, device=device)
         as_they_are = mixing is None or np.array_equal(mixing, np.eye(rows.n, rows.n + 1))
         by = None if mixing is None else torch.as_tensor(mixing, dtype=dtype, device=device)
-        for start, block in rows.blocks():
+        m = rows.n if by is None or as_they_are else len(by)
+        order = None if weights is not None else self.order(m, made.f)
+        at_once = m == 1 and not on_host(like)
+        if order is not None and as_they_are:
+            at_once = order.compiled(m, like) is not None
+        for start, block in rows.blocks(at_once=at_once and dtype == like.dtype):
             mixed = block.to(dtype)
             if by is not None and not as_they_are:
                 mixed = by[:, :-1] @ mixed
                 if centre is not None:
                     mixed += by[:, -1:] * centre[start : start + block.shape[1]].to(dtype)
-            order = None if weights is not None else self.order(len(mixed), made.f)
+            compiled = None if order is None else order.compiled(m, mixed[0])
             seen = None
             if order is None:
                 piece = self.entries(mixed, weights)
-            elif order.suits(mixed):
-                from .kernels import played
-
-                piece, seen = played(mixed, order)
+            elif compiled is not None:
+                piece, seen = compiled(mixed, order)
             else:
                 piece = order.of(mixed)
             yield start, block, piece.to(block.dtype), seen if as_they_are else None
