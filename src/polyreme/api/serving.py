@@ -89,9 +89,9 @@ def _run(
     )
     kind = Among if isinstance(spec.data_parallel.sync, Peers) else Members
     begin = partial(_member, (spec, cluster, accelerator, plan))
-    preload, warm = (*_PRELOAD, *spec.imports), None
-    if accelerator.on_host:  # a process that has used another device may not be forked
-        warm = _posed, (spec, cluster, accelerator)
+    preload = (*_PRELOAD, *spec.imports)
+    # A process that has used an accelerator may not be forked.
+    warm = (_posed, (spec, cluster, accelerator)) if accelerator.on_host else None
     try:
         ranks.served(
             request, problem, profile, partial(kind, begin, folder / "servers", preload, warm)

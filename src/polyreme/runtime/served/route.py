@@ -58,7 +58,7 @@ class Members:
         begin: Begin,
         folder: Path,
         preload: tuple[str, ...],
-        warm: tuple[Callable[..., Any], tuple[Any, ...]],
+        warm: tuple[Callable[..., Any], tuple[Any, ...]] | None,
         team: Team,
         applied: Applied,
         world: World,
