@@ -8,10 +8,10 @@ from typing import ClassVar
 import pytest
 import torch
 
-from polyreme.algo.aggregate import CoordinateMedian, Krum, MoNNA
+from polyreme.algo.aggregate import CoordinateMedian, Krum, MajorityVote, MoNNA
 from polyreme.algo.aggregate.kind import AggregatorKind, Combined, State
 from polyreme.algo.compose import DataParallel
-from polyreme.algo.compress import PowerSGD, TopK
+from polyreme.algo.compress import PowerSGD, Sign, TopK
 from polyreme.algo.effects import Computed, Record, Split, SumShards
 from polyreme.algo.feedback import EF21, WorkerMomentum
 from polyreme.algo.rule import SGD
@@ -114,6 +114,19 @@ def test_a_step_is_skipped_when_more_are_not_finite_than_the_aggregate_bears() -
     assert record.seen.skipped
     assert record.seen.bad == (2, 3, 4)
     assert all(each.tolist() == [0.0] * D for each in params)
+
+
+def test_votes_go_on_without_workers_that_are_not_finite_and_name_them() -> None:
+    aggregate = MajorityVote(byzantine=2)
+    algorithm = DataParallel(rule=SGD(), compress=Sign(), aggregate=aggregate)
+    gradients = {0: -3.0, 1: float("nan"), 2: 0.5, 3: 2.0, 4: float("inf")}
+    params, (record,) = _played(algorithm, gradients)
+    assert all(torch.equal(each, torch.full((D,), -1.0)) for each in params)
+    assert record.suspects == (1, 4)
+    assert not record.seen.skipped
+    assert not aggregate.refused(5)
+    (violation,) = aggregate.refused(4)
+    assert "n >= 2 f + 1" in violation.rule
 
 
 def test_a_trusted_worker_is_the_same_whoever_is_absent() -> None:

@@ -73,9 +73,10 @@ class Made:
         told: dict[str, Any] = {}
         if which.weights is not None and aggregate.takes_weights:
             told["weights"] = [which.weights[w] for w in there]
+        expected = len(messages) if which.expected is None else which.expected
+        absent = max(0, expected - len(rows))
         if aggregate.robust:
-            expected = len(messages) if which.expected is None else which.expected
-            told["absent"] = max(0, expected - len(rows))
+            told["absent"] = absent
         if aggregate.takes_numbers:
             told["numbers"] = there
         before, attack = self._state["aggregate"], self._state["attack"]
@@ -88,7 +89,7 @@ class Made:
             rows, attack = yield from which.sight.among(held, messages, attack, combined)
         out, after, suspects = yield from combined(rows)
         named = {there[row] for row in suspects}
-        if told.get("absent") == len(messages) - len(rows):
+        if aggregate.bears and absent == len(messages) - len(rows):
             named |= {w for w in range(len(messages)) if w not in there}
         return out, {"aggregate": after, "attack": attack}, tuple(sorted(named))
 

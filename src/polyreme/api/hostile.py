@@ -58,7 +58,7 @@ def announced(spec: specs.Spec) -> None:
         _say(f"worker{'s' * many} {who} {'are' if many else 'is'} hostile: {tag(each)}")
     aggregate = spec.data_parallel.aggregate
     n_hostile = sum(len(each.workers) for each in spec.simulate.attacks)
-    if aggregate.robust and n_hostile > aggregate.bears:
+    if (aggregate.robust or aggregate.bears) and n_hostile > aggregate.bears:
         _say(
             f"{n_hostile} workers are hostile, and data_parallel.aggregate {tag(aggregate)} bears "
             f"{aggregate.bears}"

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
+import msgspec
+
+from ...errors import Violation
 from .kind import AggregatorKind, State
 
 if TYPE_CHECKING:
@@ -22,7 +25,27 @@ class MajorityVote(AggregatorKind, frozen=True, kw_only=True, tag="MajorityVote"
     Source: Bernstein et al. 2018, "signSGD: Compressed Optimisation for Non-Convex Problems",
     algorithm 3; Bernstein et al. 2019, "signSGD with Majority Vote is Communication Efficient and
     Fault Tolerant".
+
+    Attributes:
+        byzantine: Workers that may be hostile or broken (f): a step goes on without as many whose
+            gradients are not finite.
     """
+
+    byzantine: Annotated[int, msgspec.Meta(ge=0)] = 0
+
+    @property
+    def bears(self) -> int:
+        """As many as may be hostile."""
+        return self.byzantine
+
+    def refused(self, n: int) -> list[Violation]:
+        """Half of the votes or more may be hostile."""
+        if n > 2 * self.byzantine:
+            return []
+        most = (n - 1) // 2
+        path, rule = "data_parallel.aggregate.byzantine", "is too large: a majority is n >= 2 f + 1"
+        legal = f"{most} (or less, of {n} rows)" if most else f"0 (of {n} rows)"
+        return [Violation(path=path, value=self.byzantine, rule=rule, legal=legal)]
 
     @property
     def by_entry(self) -> bool:
