@@ -26,6 +26,7 @@ import torch
 import polyreme as pr
 
 F = 3
+NEAREST = pr.aggregate.NearestNeighbourMixing()
 Aggregate = Callable[[torch.Tensor], torch.Tensor]
 OURS: dict[str, Aggregate] = {
     "Krum": lambda x: pr.aggregate.krum(x, F, neighbours="n-f-1"),
@@ -37,8 +38,10 @@ OURS: dict[str, Aggregate] = {
     "MinimumDiameterAveraging": lambda x: pr.aggregate.minimum_diameter_averaging(x, F),
     "MoNNA": lambda x: pr.aggregate.monna(x, F),
     "MeanAroundMedian": lambda x: pr.aggregate.mean_around_median(x, F),
+    "Bulyan": lambda x: pr.aggregate.bulyan(x, F),
+    "Mixing, then median": lambda x: pr.aggregate.coordinate_median(x, F, before=(NEAREST,)),
 }
-BYZFL = {
+BYZFL = {  # it has no Bulyan
     "Krum": f"Krum(f={F})",
     "MultiKrum": f"MultiKrum(f={F})",
     "CoordinateMedian": "Median()",
@@ -48,6 +51,7 @@ BYZFL = {
     "MinimumDiameterAveraging": f"MDA(f={F})",
     "MoNNA": f"MoNNA(f={F})",
     "MeanAroundMedian": f"Meamed(f={F})",
+    "Mixing, then median": f"Median()(preaggregators.NNM(f={F})(x))",
 }
 
 
@@ -77,6 +81,24 @@ def _diameter(squared: torch.Tensor) -> torch.Tensor:
     subsets = torch.tensor(list(combinations(range(n), n - F)))
     widths = torch.stack([distances[rows][:, rows].max() for rows in subsets])
     return subsets[widths.argmin()].to(squared.device)
+
+
+def _chosen(squared: torch.Tensor) -> torch.Tensor:
+    left = list(range(len(squared)))
+    while len(left) > 2 * F:
+        inner = squared[left][:, left].sort(dim=1).values
+        left.pop(int(inner[:, 1 : len(left) - F - 1].sum(1).argmin()))
+    return torch.tensor([i for i in range(len(squared)) if i not in left], device=squared.device)
+
+
+def _mixing(squared: torch.Tensor) -> torch.Tensor:
+    near = squared.topk(len(squared) - F, dim=1, largest=False).indices
+    return torch.zeros_like(squared).scatter_(1, near, 1 / (len(squared) - F))
+
+
+def _mixed_by_row(x: torch.Tensor) -> torch.Tensor:
+    near = _squared_by_row(x).topk(len(x) - F, dim=1, largest=False).indices
+    return torch.stack([x[rows].mean(0) for rows in near])
 
 
 def _weiszfeld(x: torch.Tensor) -> torch.Tensor:
@@ -114,16 +136,16 @@ def _clipped_by_row(x: torch.Tensor) -> torch.Tensor:
     return v
 
 
-def _around(x: torch.Tensor) -> torch.Tensor:
+def _around(x: torch.Tensor, without: int = F) -> torch.Tensor:
     away = (x - x.median(dim=0).values).abs()
-    nearest = away.topk(len(x) - F, dim=0, largest=False).indices
+    nearest = away.topk(len(x) - without, dim=0, largest=False).indices
     return x.gather(0, nearest).mean(0)
 
 
-def _around_by_sort(x: torch.Tensor) -> torch.Tensor:
+def _around_by_sort(x: torch.Tensor, without: int = F) -> torch.Tensor:
     ordered = x.sort(dim=0).values
     middle = ordered[(len(x) - 1) // 2]
-    order = (ordered - middle).abs().argsort(dim=0)[: len(x) - F]
+    order = (ordered - middle).abs().argsort(dim=0)[: len(x) - without]
     return ordered.gather(0, order).mean(0)
 
 
@@ -141,6 +163,8 @@ PLAIN: dict[str, Aggregate] = {
     "MinimumDiameterAveraging": lambda x: x[_diameter(_squared(x))].mean(0),
     "MoNNA": lambda x: x[(x - x[0]).norm(dim=1).argsort()[: len(x) - F]].mean(0),
     "MeanAroundMedian": _around,
+    "Bulyan": lambda x: _around(x[_chosen(_squared(x))], 2 * F),
+    "Mixing, then median": lambda x: (_mixing(_squared(x)) @ x).median(dim=0).values,
 }
 LOOP: dict[str, Aggregate] = {
     "Krum": lambda x: x[_best(_squared_by_row(x), 1)[0]].clone(),
@@ -154,19 +178,21 @@ LOOP: dict[str, Aggregate] = {
         0
     ),
     "MeanAroundMedian": _around_by_sort,
+    "Bulyan": lambda x: _around_by_sort(x[_chosen(_squared_by_row(x))], 2 * F),
+    "Mixing, then median": lambda x: _by_columns(_mixed_by_row(x))[:, (len(x) - 1) // 2],
 }
 THEIRS = """
 import json, sys, time, torch
-from byzfl.aggregators import aggregators
+from byzfl.aggregators import aggregators, preaggregators
 n, d, device, threads, path = json.loads(sys.argv[1])
 torch.set_num_threads(threads)
 x = torch.from_file(path, size=n * d, dtype=torch.float32).view(n, d).to(device)
 for line in sys.stdin:
     make = "aggregators." + line.strip()
+    make = eval("lambda x: " + (make if make.endswith("(x))") else make + "(x)"))
     try:
-        aggregate = eval(make)
         start = time.perf_counter()
-        aggregate(x)
+        make(x)
         if device != "cpu":
             torch.cuda.synchronize()
         print(time.perf_counter() - start, flush=True)
@@ -255,7 +281,7 @@ def _compare(given: argparse.Namespace, path: str) -> None:
         for _ in range(given.rounds):
             for who, aggregates in (("ours", OURS), ("plain", PLAIN), ("loop", LOOP)):
                 best[who] = min(best[who], _timed(aggregates[name], rows))
-            if theirs is not None:
+            if theirs is not None and name in BYZFL:
                 theirs.stdin.write(BYZFL[name] + "\n")
                 theirs.stdin.flush()
                 best["byzfl"] = min(best["byzfl"], float(theirs.stdout.readline().split()[0]))

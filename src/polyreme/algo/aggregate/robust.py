@@ -264,6 +264,7 @@ class RobustKind(AggregatorKind, frozen=True, kw_only=True):
             weights = torch.as_tensor(made.weights, device=device)
         as_they_are = mixing is None or np.array_equal(mixing, np.eye(rows.n, rows.n + 1))
         by = None if mixing is None else torch.as_tensor(mixing, dtype=dtype, device=device)
+        picked = None if by is None or as_they_are else _picked(by)
         m = rows.n if by is None or as_they_are else len(by)
         order = None if weights is not None else self.order(m, made.f)
         at_once = m == 1 and not on_host(like)
@@ -271,7 +272,9 @@ class RobustKind(AggregatorKind, frozen=True, kw_only=True):
             at_once = order.compiled(m, like) is not None
         for start, block in rows.blocks(at_once=at_once and dtype == like.dtype):
             mixed = block.to(dtype)
-            if by is not None and not as_they_are:
+            if picked is not None:
+                mixed = mixed[picked]
+            elif by is not None and not as_they_are:
                 mixed = by[:, :-1] @ mixed
                 if centre is not None:
                     mixed += by[:, -1:] * centre[start : start + block.shape[1]].to(dtype)
@@ -340,3 +343,10 @@ class RobustKind(AggregatorKind, frozen=True, kw_only=True):
         usual = (1 + 1e-9) * np.median(squared)
         far = [made.kept[place] for place in by_distance if squared[place] > usual]
         return tuple(sorted(aside | set(far[: made.f])))
+
+
+def _picked(by: torch.Tensor) -> torch.Tensor | None:
+    """Which rows sums of rows and centre are, if each is one row."""
+    alone = (by != 0).sum(1) == 1
+    one = by[:, :-1] == 1
+    return one.int().argmax(1) if bool((alone & one.any(1)).all()) else None
