@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -256,3 +257,36 @@ def test_rows_chosen_are_no_more_than_honest_ones() -> None:
         pr.aggregate.multi_krum(rows, 2, chosen=6)
     one = pr.aggregate.multi_krum(rows, 2, chosen=1)
     assert torch.equal(one, pr.aggregate.krum(rows, 2))
+
+
+@pytest.mark.parametrize(
+    ("before", "words"),
+    [
+        ((pr.aggregate.Clipping(c=-1.0),), "before.Clipping.c"),
+        ((pr.aggregate.Clipping(c=math.nan),), "before.Clipping.c"),
+        ((pr.aggregate.Bucketing(s=0),), "before.Bucketing.s"),
+        ([pr.aggregate.Clipping()], "no tuple"),
+        (pr.aggregate.Clipping(), "no tuple"),
+        (("Clipping",), "no tuple"),
+    ],
+    ids=str,
+)
+def test_what_is_done_before_is_checked_as_the_aggregator_is(before, words) -> None:
+    with pytest.raises(ConfigError, match=words):
+        pr.aggregate.krum(torch.randn(7, 2), 1, before=before)
+
+
+@pytest.mark.parametrize("centre", [torch.ones(3), torch.ones(1, 2), torch.tensor([math.nan, 0])])
+def test_a_centre_that_is_none_of_the_rows_is_refused(centre) -> None:
+    with pytest.raises(ConfigError, match="centre"):
+        pr.aggregate.centered_clipping(torch.randn(7, 2), 1, centre=centre)
+
+
+def test_what_an_aggregator_has_no_use_for_is_refused_by_name() -> None:
+    rows = torch.randn(7, 2)
+    with pytest.raises(ConfigError, match=r"centre.*Krum"):
+        pr.aggregate.combined(pr.aggregate.Krum(byzantine=1), rows, centre=torch.zeros(2))
+    with pytest.raises(ConfigError, match="aggregator"):
+        list(pr.aggregate.in_chunks(pr.aggregate.Mean(), lambda: rows.split(1, dim=1)))
+    with pytest.raises(ConfigError, match="n >= 2 f"):
+        pr.aggregate.majority_vote(rows, byzantine=4)

@@ -10,12 +10,13 @@ import pytest
 import torch
 
 from hostile import Middle
+from polyreme import api
 from polyreme import spec as specs
 from polyreme.algo.aggregate import CoordinateMedian
 from polyreme.algo.compose import DataParallel
 from polyreme.algo.rule import SGD
 from polyreme.algo.sync import FedAvg
-from polyreme.errors import ConfigError
+from polyreme.errors import ConfigError, RunError
 from workers import play
 
 BASE = """
@@ -135,3 +136,29 @@ def test_clients_that_own_more_count_more_in_an_aggregate_that_takes_weights() -
         )
         found = play(algorithm, _gradient, start, 3, 1, samples=samples)
         torch.testing.assert_close(found.params[-1][0], -0.1 * wanted)
+
+
+def test_workers_that_wait_for_a_silent_one_do_not_wait_for_ever(tmp_path) -> None:
+    """On a virtual clock the silent one computed on, and no signal ended it."""
+    path = tmp_path / "spec.toml"
+    path.write_text(BASE)
+    changed = ["train.steps=6", "data_parallel.sync.kind=SSP", ONE.format("Silence")]
+    with pytest.raises(RunError, match="wait for what never comes"):
+        api.simulate(path, out=tmp_path / "run", overrides=changed)
+
+
+def test_a_check_holds_attacks_against_the_workers_that_it_is_told(tmp_path) -> None:
+    path = tmp_path / "spec.toml"
+    path.write_text(BASE)
+    changed = ["simulate.attack={kind='SignFlip',workers=[4]}"]
+    api.check(path, overrides=changed)
+    with pytest.raises(ConfigError, match="not among the 4"):
+        api.check(path, overrides=changed, workers=4)
+
+
+def test_what_is_legal_instead_of_an_attack_is_what_is_played() -> None:
+    (asynchronous,) = _refused("data_parallel.sync.kind=ASGD", ONE.format("ALIE"))
+    assert '"Silence"' in asynchronous.legal
+    assert '"Mimic"' not in asynchronous.legal
+    (between,) = _refused("data_parallel.sync.kind=ADPSGD", ONE.format("SignFlip"))
+    assert between.legal == '"LabelFlip"'

@@ -82,14 +82,14 @@ def mean(rows: torch.Tensor) -> torch.Tensor:
     return combined(Mean(), rows)
 
 
-def majority_vote(rows: torch.Tensor) -> torch.Tensor:
+def majority_vote(rows: torch.Tensor, byzantine: int = 0) -> torch.Tensor:
     """The sign that most rows have, entry by entry; 0 where as many are for plus as for minus.
 
     >>> import torch
     >>> majority_vote(torch.tensor([[1.0, 2.0], [3.0, -6.0], [0.5, 0.0]])).tolist()
     [1.0, 0.0]
     """
-    return combined(MajorityVote(), rows)
+    return combined(MajorityVote(byzantine=byzantine), rows)
 
 
 def krum(
@@ -277,6 +277,7 @@ def combined(
     given = rows.detach()
     state = aggregator.init(given[0])
     if centre is not None:
+        _check_centre(aggregator, centre, given)
         state = {**state, "centre": centre.detach().to(given)}
     if not isinstance(aggregator, RobustKind):
         out, _, _ = alone(settled(aggregator.combine(list(given), state)))
@@ -305,6 +306,9 @@ def in_chunks(
         RunError: More rows are not finite than it bears.
     """
     _legal(aggregator)
+    if not isinstance(aggregator, RobustKind):
+        kinds = [kind for kind in get_args(Aggregator) if issubclass(kind, RobustKind)]
+        raise no_member("aggregator", aggregator, kinds)
     given = Rows.of(chunks)
     found = aggregator.refused(given.n)
     if found:
@@ -319,14 +323,40 @@ def in_chunks(
 def _legal(aggregator: AggregatorKind) -> None:
     if not isinstance(aggregator, AggregatorKind):
         raise no_member("aggregator", aggregator, get_args(Aggregator))
+    before = getattr(aggregator, "before", ())
+    kinds = get_args(Before)
+    if not isinstance(before, tuple) or not all(isinstance(each, kinds) for each in before):
+        rule = "is no tuple of what is done to rows first"
+        legal = ", ".join(f"({kind.__name__}(...),)" for kind in kinds)
+        raise ConfigError([Violation(path="before", value=repr(before), rule=rule, legal=legal)])
+    for each in before:
+        checked(each, f"before.{type(each).__name__}")
     checked(aggregator, type(aggregator).__name__)
+
+
+def _check_centre(aggregator: AggregatorKind, centre: torch.Tensor, rows: torch.Tensor) -> None:
+    """Raises ConfigError unless the aggregator keeps a centre, and this can be one."""
+    import torch
+
+    kept = isinstance(aggregator, RobustKind) and aggregator.centred
+    d = rows.shape[1]
+    rule, legal = "", f"a tensor of shape ({d},), finite"
+    if not kept:
+        rule, legal = f"is nothing that {type(aggregator).__name__} keeps", "leave it out"
+    elif not isinstance(centre, torch.Tensor) or centre.shape != (d,):
+        rule = "is not of the rows' width"
+    elif not centre.isfinite().all():
+        rule = "is not finite"
+    if rule:
+        shown = str(tuple(getattr(centre, "shape", ()))) or repr(centre)
+        raise ConfigError([Violation(path="centre", value=shown, rule=rule, legal=legal)])
 
 
 def _unlike(aggregator: AggregatorKind, weights: Sequence[float], n: int) -> list[Violation]:
     rule, legal = "", ""
     if not aggregator.takes_weights:
         rule = f"are not defined for {type(aggregator).__name__}"
-        legal = "None"
+        legal = "leave them out"
     elif len(weights) != n:
         rule, legal = f"are not one of each of {n} rows", f"{n} numbers >= 0, not all 0"
     if not rule:

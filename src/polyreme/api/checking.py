@@ -60,6 +60,8 @@ def violations(
     seconds) once nothing else is wrong; with a plan in any case.
     """
     found = _Found()
+    if workers is not None:
+        overrides = (*overrides, f"simulate.workers={workers}")
     spec = found.of(lambda: _read(source, overrides, found))
     named = plan or (None if spec is None else found.of(lambda: spec.parallel.plan))
     given = None if named is None else found.of(lambda: _plan(Path(named)))

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
+from ..algo.attacking import silent
 from ..algo.compose import DataParallel
 from ..algo.effects import (
     Agree,
@@ -31,6 +32,7 @@ from .compute import Compute as ComputeModel
 from .compute import Constant
 from .faults import Fault
 from .garbage import seldom
+from .gradients import Gradients, Together
 from .links import Links, Mail
 from .lives import Acts, Lives
 from .network import Network, Uniform
@@ -41,17 +43,6 @@ if TYPE_CHECKING:
     import torch
 
 _ALIKE, _USUAL = Constant(), Uniform()
-
-
-class Gradients(Protocol):
-    """The gradients of a task."""
-
-    def __call__(self, rank: int, params: torch.Tensor, batch: int) -> Computed:
-        """The mean gradient of a worker's batch at these parameters."""
-
-
-Together = Callable[[Sequence[tuple[int, "torch.Tensor", int]]], list[Computed]]
-"""Gradients of several workers (rank, parameters, batch), in their order."""
 
 
 class Simulation:
@@ -106,6 +97,7 @@ class Simulation:
         self._until = self._n_active = 0
         self._recorded = done * self._n
         self._going = self._draining = False
+        self._idle: list[Player] = []
         self._lives: Lives | None = None
         if faults:
             acts = Acts(
@@ -172,13 +164,16 @@ class Simulation:
 
     def _play_on(self) -> None:
         """The clock goes on until servers told of so many batches of each worker, in the mean."""
+        idle, self._idle = self._idle, []
         if not self._going:
-            self._going = True
+            self._going, idle = True, []
             if self._lives is not None:
                 self._lives.begin()
             for player in self._players:
                 if player.me.rank not in self._gone:
                     self.clock.at(self.clock.now_s, self._begin, player)
+        for player in idle:
+            self.clock.at(self.clock.now_s, self._begin, player)
         goal, clock, lives = self._until * self._n, self.clock, self._lives
         with seldom():
             while self._recorded < goal:
@@ -236,7 +231,9 @@ class Simulation:
     def _begin(self, player: Player) -> None:
         if player.gone:
             return
-        if self._going or player.state["step"] < self._until:
+        if self._going and silent(player.me) and player.state["step"] >= self._until:
+            self._idle.append(player)  # others that wait for it wait for ever, which is seen then
+        elif self._going or player.state["step"] < self._until:
             player.program = self.algorithm.sync.round(self.algorithm, player.state, player.me)
             player.begun = False
             self._go_on(player, None)

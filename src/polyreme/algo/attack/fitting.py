@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, get_args
 
 from ...errors import Violation
 from ..legal import tag
@@ -34,13 +34,12 @@ def unfit(
     attack: Sequence[AttackKind], n: int, algorithm: DataParallel, path: str
 ) -> list[Violation]:
     """Attacks that are not played under an algorithm of n workers."""
+    from . import Attack
+
+    fit = [kind for kind in get_args(Attack) if not _unfit(kind, n, algorithm)]
+    legal = ", ".join(f'"{kind.__struct_config__.tag}"' for kind in fit)
     return [
-        Violation(
-            path=f"{below}.kind",
-            value=tag(each),
-            rule=why,
-            legal='"SignFlip", "Noise"' if algorithm.sync.n_servers(n) else '"LabelFlip"',
-        )
+        Violation(path=f"{below}.kind", value=tag(each), rule=why, legal=legal)
         for each, below in _placed(attack, path)
         if (why := _unfit(each, n, algorithm))
     ]
@@ -52,7 +51,7 @@ def _placed(attack: Sequence[AttackKind], path: str) -> Iterator[tuple[AttackKin
         yield each, path if len(attack) == 1 else f"{path}[{at}]"
 
 
-def _unfit(attack: AttackKind, n: int, algorithm: DataParallel) -> str:
+def _unfit(attack: AttackKind | type[AttackKind], n: int, algorithm: DataParallel) -> str:
     """Why an attack is not played under an algorithm, if it is not."""
     sync, topology = algorithm.sync, algorithm.topology
     name = f"data_parallel.sync {tag(sync)}"
