@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import subprocess
 import sys
 import tempfile
@@ -287,7 +288,7 @@ def _compare(given: argparse.Namespace, path: str) -> None:
                 best["byzfl"] = min(best["byzfl"], float(theirs.stdout.readline().split()[0]))
         ratio = best["ours"] / min(best[who] for who in ("byzfl", "plain", "loop"))
         share = _memory(name, rows, path) / rows.nbytes
-        cells = " | ".join(f"{best[who]:.3f}" for who in best)
+        cells = " | ".join(f"{s:.3f}" if math.isfinite(s) else "-" for s in best.values())
         print(f"| {name} | {cells} | {ratio:.2f} | {share:.3f} |", flush=True)
     if theirs is not None:
         theirs.stdin.close()
