@@ -143,7 +143,7 @@ def test_workers_that_wait_for_a_silent_one_do_not_wait_for_ever(tmp_path) -> No
     path = tmp_path / "spec.toml"
     path.write_text(BASE)
     changed = ["train.steps=6", "data_parallel.sync.kind=SSP", ONE.format("Silence")]
-    with pytest.raises(RunError, match="wait for what never comes"):
+    with pytest.raises(RunError, match=r"workers 1 are hostile and silent"):
         api.simulate(path, out=tmp_path / "run", overrides=changed)
 
 

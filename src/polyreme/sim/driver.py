@@ -206,7 +206,8 @@ class Simulation:
 
     def _deadlock(self) -> Exception:
         waiting = [(p.me.rank, p.state["step"] + 1, p.blocked) for p in self._players]
-        return stuck.deadlock(waiting, self._n, self.clock.now_s, self._gone)
+        mute = [p.me.rank for p in self._players if silent(p.me)]
+        return stuck.deadlock(waiting, self._n, self.clock.now_s, self._gone, mute)
 
     def _leave(self, rank: int) -> None:
         """A worker loses what it does and has; one that can come back is in its place."""

@@ -12,20 +12,27 @@ _SHOWN = 8
 
 
 def deadlock(
-    waiting: Sequence[tuple[int, int, Effect | None]], n: int, now_s: float, gone: Collection[int]
+    waiting: Sequence[tuple[int, int, Effect | None]],
+    n: int,
+    now_s: float,
+    gone: Collection[int],
+    mute: Collection[int] = (),
 ) -> RunError:
     """Of n workers and their servers: number, step from 1, what it waits for (None: it has ended).
 
-    Those that are gone wait for nothing.
+    Those that are gone wait for nothing; those that are mute send nothing.
     """
     blocked = [(rank, step, effect) for rank, step, effect in waiting if effect is not None]
-    ended = [rank for rank, _, effect in waiting if effect is None and rank not in gone]
+    apart = {*gone, *mute}
+    ended = [rank for rank, _, effect in waiting if effect is None and rank not in apart]
     lines = [
         f"{_who(rank, n)} (step {step}) waits for {_what(effect, n)}"
         for rank, step, effect in islice(blocked, _SHOWN)
     ]
     if len(blocked) > _SHOWN:
         lines.append(f"{len(blocked) - _SHOWN} others wait too")
+    if mute:
+        lines.append(f"workers {_list(sorted(mute))} are hostile and silent (simulate.attack)")
     if gone:
         lines.append(f"workers {_list(sorted(gone))} are gone")
     if ended:

@@ -264,8 +264,8 @@ class RobustKind(AggregatorKind, frozen=True, kw_only=True):
             weights = torch.as_tensor(made.weights, device=device)
         as_they_are = mixing is None or np.array_equal(mixing, np.eye(rows.n, rows.n + 1))
         by = None if mixing is None else torch.as_tensor(mixing, dtype=dtype, device=device)
-        picked = None if by is None or as_they_are else _picked(by)
         m = rows.n if by is None or as_they_are else len(by)
+        picked = None if by is None or as_they_are or m == 1 else _picked(by)
         order = None if weights is not None else self.order(m, made.f)
         at_once = m == 1 and not on_host(like)
         if order is not None and as_they_are:
