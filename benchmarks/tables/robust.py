@@ -16,6 +16,7 @@ from trials import Result, Trial, holds, options, run_all, show
 MODEL = {"kind": "resnet20", "norm": "batch"}
 MOMENTUM = {"kind": "WorkerMomentum", "momentum": 0.9}
 DECAY = {"weight_decay": 1e-4}
+WHOLE = {"kind": "Dense", "per": "model"}  # the same numbers in one message, sooner
 N = 8
 BATCHES = (32, 64, 128, 256, 512)  # of a worker
 LARGE = (256, 512)
@@ -70,6 +71,7 @@ def _trial(rule: str, aggregate: str, hostile: int, batch: int) -> Trial:
         rates=RATES[rule][512 if batch in LARGE else 32],
         data_parallel={
             "rule": {"kind": RULES[rule], **DECAY},
+            "compress": WHOLE,
             "feedback": MOMENTUM,
             "aggregate": {**AGGREGATES[aggregate], "byzantine": hostile},
         },
@@ -156,6 +158,7 @@ def no_attack(given: argparse.Namespace) -> None:
             rates=(0.1, 0.3, 1.0),
             data_parallel={
                 "rule": {"kind": "SGD", **DECAY},
+                "compress": WHOLE,
                 "feedback": MOMENTUM,
                 "aggregate": {"kind": "MultiKrum", "byzantine": f} if f else {"kind": "Mean"},
             },
