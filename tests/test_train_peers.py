@@ -78,6 +78,56 @@ def test_a_simulated_worker_that_crashes_is_left_out_of_what_is_evaluated_and_ke
     assert (again.status, again.steps) == ("done", 24)
 
 
+def _members() -> list[psutil.Process]:
+    """Processes of workers and servers of this process's run."""
+    nurseries = [
+        each for each in psutil.Process().children() if "nursery" in " ".join(each.cmdline())
+    ]
+    return [each for nursery in nurseries for each in nursery.children()]
+
+
+def _kill(member: psutil.Process) -> None:
+    with suppress(ProcessLookupError):
+        os.kill(member.pid, signal.SIGKILL)
+
+
+@pytest.mark.long
+def test_workers_that_are_all_killed_at_once_go_on_from_the_mean_that_was_evaluated(
+    tmp_path: Path,
+) -> None:
+    spec, run = _spec(tmp_path, "PartialReduce"), tmp_path / "run"
+    spec.write_text(
+        spec.read_text()
+        .replace("steps = 24", "steps = 400")
+        .replace("eval_every = 12", "eval_every = 200")
+        .replace("checkpoint_every = 8", "checkpoint_every = 400")
+    )
+    killed = list[psutil.Process]()
+
+    def kill() -> None:
+        while not (run / "log.jsonl").exists() or '"eval"' not in (run / "log.jsonl").read_text():
+            over.wait(0.01)
+        killed.extend(_members())
+        for each in killed:
+            _kill(each)
+
+    over = threading.Event()
+    thread = threading.Thread(target=kill)
+    thread.start()
+    try:
+        api.train(spec, out=run)
+    finally:
+        thread.join()
+    assert len(killed) == 3
+    events = _events(run)
+    (at,) = (at for at, each in enumerate(events) if each.get("step") == 201)
+    before, last = (each["metrics"] for each in events if each["kind"] == "eval")
+    assert before["test_accuracy"] > 0.5
+    losses = [each["loss"] for each in events[at:] if each["kind"] == "step"]
+    assert max(losses[:60]) < 1.5, "no step began from the first model"
+    assert last["heldout_loss"] < before["heldout_loss"]
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("sync", ["PartialReduce", "ADPSGD", "AsyncPushSum"])
 def test_members_that_are_killed_while_a_run_trains_do_not_end_it(
@@ -91,21 +141,15 @@ def test_members_that_are_killed_while_a_run_trains_do_not_end_it(
         .replace("eval_every = 12", "eval_every = 100")
         .replace("checkpoint_every = 8", "checkpoint_every = 100")
     )
-    over, killed = threading.Event(), list[int]()
+    over, killed = threading.Event(), list[psutil.Process]()
 
     def storm() -> None:
-        drawn, here = random.Random(0), psutil.Process()
+        drawn = random.Random(0)
         while not over.wait(drawn.uniform(0.2, 1.0)) and len(killed) < 12:
-            found = [
-                each
-                for child in here.children()
-                if "nursery" in " ".join(child.cmdline())
-                for each in child.children()
-            ]
+            found = _members()
             if found and (run / "log.jsonl").exists():
-                killed.append(drawn.choice(found).pid)
-                with suppress(ProcessLookupError):
-                    os.kill(killed[-1], signal.SIGKILL)
+                killed.append(drawn.choice(found))
+                _kill(killed[-1])
 
     thread = threading.Thread(target=storm)
     thread.start()

@@ -1,6 +1,6 @@
 """Claim on hostile workers that nobody waits for: BASGD learns on where ASGD does not.
 
-python benchmarks/tables/basgd.py --data DIR --images 20000 --epochs 20 [--jobs 16]
+python benchmarks/tables/basgd.py --data DIR --images 20000 --epochs 20 [--model mlp] [--jobs 16]
 """
 
 from __future__ import annotations
@@ -11,7 +11,10 @@ from typing import Any
 
 from trials import Result, Trial, holds, near_chance, options, run_all, show
 
-MODEL = {"kind": "resnet20", "norm": "batch"}
+MODELS: Mapping[str, Mapping[str, Any]] = {
+    "resnet20": {"kind": "resnet20", "norm": "batch"},
+    "mlp": {"kind": "mlp", "hidden": [128]},  # half an hour on two cores
+}
 SLOW = {"compute": {"kind": "heterogeneous", "slow_fraction": 0.25, "slow_factor": 5.0}}
 PER_WORKER = 64  # samples of a gradient
 WORKERS, BUFFERS = 16, 8
@@ -43,13 +46,13 @@ METHODS: Mapping[str, tuple[Mapping[str, Any], tuple[float, ...]]] = {
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Print the table."""
-    given = options(__doc__, arguments=arguments)
+    given = options(__doc__, models=list(MODELS), arguments=arguments)
     trials = [
         Trial(
             name=f"{method}, {name}",
             rates=rates,
             data_parallel=parallel,
-            model=MODEL,
+            model=MODELS[given.model],
             workers=WORKERS,
             batch=PER_WORKER * WORKERS,
             simulate=SLOW if attack is None else {**SLOW, "attack": attack},
@@ -57,7 +60,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         for name, attack in ATTACKS.items()
         for method, (parallel, rates) in METHODS.items()
     ]
-    found = run_all("basgd", trials, given)
+    table = "basgd" if given.model == "resnet20" else f"basgd-{given.model}"
+    found = run_all(table, trials, given)
     attacks = [name for name, attack in ATTACKS.items() if attack is not None]
     claims: list[tuple[str, Any]] = []
     for name in attacks:

@@ -99,9 +99,13 @@ def near_chance(found: Result) -> str:
 def options(
     description: str | None,
     only: Sequence[str] = (),
+    models: Sequence[str] = (),
     arguments: Sequence[str] | None = None,
 ) -> argparse.Namespace:
-    """What every table is told; `only` are names of tables of which one may be asked for."""
+    """What every table is told; `only` are names of tables of which one may be asked for.
+
+    `models` are names of models, of which the first is taken unless another is asked for.
+    """
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--data", type=Path, required=True, help="folder of data sets")
     parser.add_argument("--out", type=Path, default=Path("tables"))
@@ -112,6 +116,8 @@ def options(
     parser.add_argument("--seconds", type=float, default=math.inf, help="begin no run after that")
     if only:
         parser.add_argument("--only", choices=only, help="one table alone")
+    if models:
+        parser.add_argument("--model", choices=models, default=models[0])
     return parser.parse_args(arguments)
 
 

@@ -48,7 +48,8 @@ class PartialReduce(Peers, frozen=True, kw_only=True, tag="PartialReduce", tag_f
     If a member goes before all have the mean, nobody takes it: the others wait for a group with
     the models that they had. So a group's mean is taken by all or by none, and leaves the mean of
     models where it is. A worker that comes back takes the mean of the first group that it is in,
-    and counts 0 there. Where nobody has a model left, those who come begin with the first.
+    and counts 0 there. Where nobody has a model left, processes begin with the mean that was
+    evaluated last, or the first model before that; simulated workers with what they had.
 
     Source: Miao et al. 2021, "Heterogeneity-Aware Distributed Machine Learning Training via Partial
     Reduce".

@@ -11,6 +11,7 @@ from ...errors import RunError
 from .. import own
 from ..transport.letters import Kind, Letter
 from ..transport.local import HOME
+from . import mean
 from .home import Home, loaded
 from .route import PATIENCE_S, Members
 
@@ -47,7 +48,9 @@ class Among(Members):
             for at_servers in (False, True)
         )
         self._take_buffers(home)
-        team.gradients.put(self._sync.whole(servers, workers))
+        whole = self._sync.whole(servers, workers)
+        mean.write(home.folder, whole)
+        team.gradients.put(whole)
         team.settle_buffers(self)
 
     def rest(self) -> None:

@@ -87,6 +87,7 @@ class Home:
         timeout_s: float,
     ) -> None:
         self._nursery, self._begin, self._timeout_s = nursery, begin, timeout_s
+        self.folder = address.folder
         self.n, self.servers = n, range(n, n + servers)
         self.members = {rank: _Member() for rank in range(n + servers)}
         self.told: SimpleQueue[Told] = SimpleQueue()

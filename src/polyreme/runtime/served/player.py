@@ -18,6 +18,7 @@ from ..making import alone, apply, grid_for
 from ..mesh import World
 from ..transport.local import Address
 from ..workers import Team
+from . import mean
 from .peer import Peer
 from .shared import roles
 
@@ -43,9 +44,9 @@ def play(
     gradients = team.gradients
     if isinstance(sync, Peers):
         if rank < n and life:
-            state = sync.anew(
-                job.algorithm, {**state, "step": step + 1}
-            )  # what it had begun may have come
+            params = mean.read(address.folder, state["params"])
+            counts = {"step": step + 1}  # what it had begun may have come
+            state = sync.anew(job.algorithm, {**state, "params": params, **counts})
         Peer(
             sync=sync,
             algorithm=job.algorithm,
