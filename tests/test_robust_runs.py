@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import json
 import tomllib
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import Any
 import pytest
 
 from polyreme import api, runlog
-from polyreme.errors import RunError
+from polyreme.errors import ConfigError, RunError
 from polyreme.report import suspects
 from polyreme.report.runs import read_run
 
@@ -48,6 +49,7 @@ def _named(folder: Path) -> None:
     assert not any(event["skipped"] for event in steps)
     line = suspects.line(run)
     assert line.startswith("workers 2, 5, 8 were set aside or farthest in 100 %, 100 %, ")
+    assert line.endswith("; hostile: 2, 5 (NotFinite); 8 (SignFlip)")
     assert line[1:] in (folder / "report.html").read_text()
 
 
@@ -108,6 +110,34 @@ def test_more_hostile_workers_than_an_aggregate_bears_are_said(
     said = capsys.readouterr().err
     assert "workers 7, 8, 9 are hostile: ALIE" in said
     assert "bears" not in said
+
+
+def test_a_run_that_hostile_workers_end_says_at_which_step_and_who(tmp_path: Path) -> None:
+    hostile = 'simulate.attack={kind="NotFinite",workers=[2,3,5,6]}'
+    with pytest.raises(RunError) as caught:
+        api.simulate(EXAMPLE, out=tmp_path, overrides=[hostile])
+    said = str(caught.value)
+    assert said.startswith("step 1: 4 of 10 rows are missing or not finite, and CenteredClipping")
+    assert said.endswith("(those of workers 2, 3, 5, 6)")
+    run = read_run(tmp_path)
+    assert (run.status, [event.what for event in run.faults]) == ("failed", [said])
+    assert said[8:] in html.unescape((tmp_path / "report.html").read_text())
+
+
+def test_a_checkpoint_that_goes_on_under_another_aggregate_or_attack_is_said(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    short = ["train.steps=4", "train.checkpoint_every=2", "train.schedule.warmup=0"]
+    api.simulate(EXAMPLE, out=tmp_path / "run", overrides=short)
+    kept = str(tmp_path / "run" / "checkpoints" / "step-2")
+    changed = ["data_parallel.aggregate.tau=2.0", 'simulate.attack={kind="SignFlip",workers=[1]}']
+    api.simulate(EXAMPLE, out=tmp_path / "again", overrides=[*short, *changed], resume=kept)
+    said = capsys.readouterr().err
+    assert "was written under data_parallel.aggregate.tau = 1.0, and it is 2.0 now" in said
+    assert 'simulate.attack = ["ALIE [7, 8, 9]"], and it is ["SignFlip [1]"] now' in said
+    other = "data_parallel.aggregate={kind='Krum',byzantine=3}"
+    with pytest.raises(ConfigError, match='= "CenteredClipping", and it is "Krum" now'):
+        api.simulate(EXAMPLE, out=tmp_path / "other", overrides=[*short, other], resume=kept)
 
 
 def test_the_example_is_as_the_docs_show_it() -> None:

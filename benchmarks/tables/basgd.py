@@ -1,6 +1,6 @@
 """Claim on hostile workers that nobody waits for: BASGD learns on where ASGD does not.
 
-python benchmarks/tables/basgd.py --data DIR --images 20000 --epochs 20 [--model mlp] [--jobs 16]
+python benchmarks/tables/basgd.py --data DIR --images 20000 --epochs 20 [--task mnist] [--jobs 16]
 """
 
 from __future__ import annotations
@@ -9,12 +9,8 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from trials import Result, Trial, holds, near_chance, options, run_all, show
+from trials import Result, Trial, holds, model, near_chance, options, run_all, show
 
-MODELS: Mapping[str, Mapping[str, Any]] = {
-    "resnet20": {"kind": "resnet20", "norm": "batch"},
-    "mlp": {"kind": "mlp", "hidden": [128]},  # half an hour on two cores
-}
 SLOW = {"compute": {"kind": "heterogeneous", "slow_fraction": 0.25, "slow_factor": 5.0}}
 PER_WORKER = 64  # samples of a gradient
 WORKERS, BUFFERS = 16, 8
@@ -46,13 +42,13 @@ METHODS: Mapping[str, tuple[Mapping[str, Any], tuple[float, ...]]] = {
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Print the table."""
-    given = options(__doc__, models=list(MODELS), arguments=arguments)
+    given = options(__doc__, tasks=True, arguments=arguments)
     trials = [
         Trial(
             name=f"{method}, {name}",
             rates=rates,
             data_parallel=parallel,
-            model=MODELS[given.model],
+            model=model(given.task),
             workers=WORKERS,
             batch=PER_WORKER * WORKERS,
             simulate=SLOW if attack is None else {**SLOW, "attack": attack},
@@ -60,8 +56,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         for name, attack in ATTACKS.items()
         for method, (parallel, rates) in METHODS.items()
     ]
-    table = "basgd" if given.model == "resnet20" else f"basgd-{given.model}"
-    found = run_all(table, trials, given)
+    found = run_all("basgd", trials, given)
     attacks = [name for name, attack in ATTACKS.items() if attack is not None]
     claims: list[tuple[str, Any]] = []
     for name in attacks:
@@ -71,7 +66,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 judged = partial(_above, found, f"{method}, {name}", f"ASGD, {name}")
                 claims.append((f"{name}: {method} is above ASGD", judged))
     title = f"BASGD, {WORKERS} workers of which {len(HOSTILE)} are hostile, {BUFFERS} buffers"
-    show(title, found, {}, claims, None)
+    show(title, found, {}, claims, "ASGD, no attack")
 
 
 def _above(found: Mapping[str, Result], one: str, other: str) -> str:

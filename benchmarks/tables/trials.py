@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import tomli_w
-from cifar10 import unpack
+from images import unpack
 
 from polyreme.cluster.accelerator import detect
 
@@ -99,12 +99,12 @@ def near_chance(found: Result) -> str:
 def options(
     description: str | None,
     only: Sequence[str] = (),
-    models: Sequence[str] = (),
+    tasks: bool = False,
     arguments: Sequence[str] | None = None,
 ) -> argparse.Namespace:
     """What every table is told; `only` are names of tables of which one may be asked for.
 
-    `models` are names of models, of which the first is taken unless another is asked for.
+    `tasks` says whether another than CIFAR-10 may be asked for.
     """
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--data", type=Path, required=True, help="folder of data sets")
@@ -116,16 +116,29 @@ def options(
     parser.add_argument("--seconds", type=float, default=math.inf, help="begin no run after that")
     if only:
         parser.add_argument("--only", choices=only, help="one table alone")
-    if models:
-        parser.add_argument("--model", choices=models, default=models[0])
+    parser.set_defaults(task="cifar10")
+    if tasks:
+        parser.add_argument("--task", choices=("cifar10", "mnist"))
     return parser.parse_args(arguments)
+
+
+def model(task: str, norm: str = "batch") -> dict[str, Any]:
+    """What is trained: ResNet-20, or on MNIST a perceptron, for which two cores do."""
+    if task == "mnist":
+        return {"kind": "mlp", "hidden": [128]}
+    return {"kind": "resnet20", "norm": norm}
+
+
+def _unpacked(table: str, given: argparse.Namespace) -> tuple[Path, Path]:
+    """The folder of a table's runs, and the data."""
+    home = given.out / (table if given.task == "cifar10" else f"{table}-{given.task}")
+    home.mkdir(parents=True, exist_ok=True)
+    return home, unpack(given.task, given.data, given.out, given.images)
 
 
 def run_all(table: str, trials: Sequence[Trial], given: argparse.Namespace) -> dict[str, Result]:
     """All configurations that could be run to their end."""
-    home: Path = given.out / table
-    home.mkdir(parents=True, exist_ok=True)
-    data = unpack(given.data, given.out, given.images)
+    home, data = _unpacked(table, given)
     end_s = time.monotonic() + given.seconds
     with ThreadPoolExecutor(given.jobs) as pool:
         while more := [(t, rate, 0) for t in trials for rate in untried(t, _kept(home))]:
@@ -148,9 +161,7 @@ def run_at(
     table: str, trials: Sequence[Trial], given: argparse.Namespace
 ) -> dict[tuple[str, float], Result]:
     """Each configuration at each of its rates, those that could be run on all seeds."""
-    home: Path = given.out / table
-    home.mkdir(parents=True, exist_ok=True)
-    data = unpack(given.data, given.out, given.images)
+    home, data = _unpacked(table, given)
     with ThreadPoolExecutor(given.jobs) as pool:
         runs = [(trial, rate, seed) for seed in SEEDS for trial in trials for rate in trial.rates]
         _do(pool, runs, home, data, given, time.monotonic() + given.seconds)
@@ -197,8 +208,9 @@ def _run(
 ) -> tuple[float, list[tuple[float, float]]]:
     """Test accuracy of one run, and on its way; 0 where its loss was not finite."""
     folder = home / f"{trial.name}-{rate:g}-{seed}".replace(" ", "-")
-    augment = {"shift": 4, "flip": True}
-    table: dict[str, Any] = {"kind": "arrays", "path": str(data.resolve()), "augment": augment}
+    table: dict[str, Any] = {"kind": "arrays", "path": str(data.resolve())}
+    if given.task == "cifar10":
+        table["augment"] = {"shift": 4, "flip": True}
     if trial.partition is not None:
         table["partition"] = dict(trial.partition)
     steps = given.epochs * given.images // trial.batch

@@ -6,7 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from ..errors import RunError
 from . import stacked
+from .aggregate.robust import Broken
 from .attacking import Sight
 from .compress.maybe import holds
 from .effects import Program, Split, Suspect, settled
@@ -30,13 +32,14 @@ class Rows:
     Workers whose message holds nothing are no rows if they are `absent`; a robust aggregate counts
     them as hostile, as far as there are fewer rows than `expected` (unset: of all workers).
     `weights` (one a worker) say how much the others count, where they do not count alike. `sight`
-    has the attacks of those that see all rows.
+    has the attacks of those that see all rows, `step` is which of the run's it is, from 0.
     """
 
     absent: bool = False
     expected: int | None = None
     weights: tuple[float, ...] | None = None
     sight: Sight | None = None
+    step: int | None = None
 
 
 class Made:
@@ -87,11 +90,25 @@ class Made:
         if which.sight is not None:
             held = dict(zip(there, rows, strict=True))
             rows, attack = yield from which.sight.among(held, messages, attack, combined)
-        out, after, suspects = yield from combined(rows)
+        silent = {w for w in range(len(messages)) if w not in there}
+        if absent != len(silent):  # some were not asked
+            silent = set()
+        try:
+            out, after, suspects = yield from combined(rows)
+        except RunError as error:
+            gone = {there[row] for row in error.rows} if isinstance(error, Broken) else set()
+            raise self._broken(error, silent | gone) from None
         named = {there[row] for row in suspects}
-        if aggregate.bears and absent == len(messages) - len(rows):
-            named |= {w for w in range(len(messages)) if w not in there}
+        if aggregate.bears:
+            named |= silent
         return out, {"aggregate": after, "attack": attack}, tuple(sorted(named))
+
+    def _broken(self, error: RunError, gone: set[int]) -> RunError:
+        """The same error with the step and the workers whose rows are gone."""
+        step = "" if self._which.step is None else f"step {self._which.step + 1}: "
+        who = ", ".join(map(str, sorted(gone)))
+        named = f" (those of worker{'s' * (len(gone) > 1)} {who})" if gone else ""
+        return RunError(f"{step}{error}{named}")
 
 
 def aggregated(

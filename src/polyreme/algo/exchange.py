@@ -241,7 +241,11 @@ def carried(
     compressors = dict(state["compress"])
     absent = absent and silent is not None and not algorithm.aggregate.is_mean
     which = Rows(
-        absent=absent, expected=expected, weights=weights, sight=attacking.Sight.of(me, drawn)
+        absent=absent,
+        expected=expected,
+        weights=weights,
+        sight=attacking.Sight.of(me, drawn),
+        step=turn.step,
     )
 
     def combining(tensors: Sequence[torch.Tensor]) -> Program[list[torch.Tensor]]:

@@ -9,10 +9,12 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
+import msgspec
 import torch.distributed as dist
 
 from .. import runlog, summary
 from .. import spec as specs
+from ..algo.legal import tag
 from ..data.source import Source
 from ..errors import PolyremeError, RunError
 from ..plan.ir import Plan
@@ -206,12 +208,22 @@ def _load(request: Request, state: State, problem: Problem) -> Progress:
 
 
 def _settings(spec: specs.Spec) -> dict[str, Any]:
-    """From which the order of samples follows, so that the position in it says which were seen."""
-    train = spec.train
+    """What is told of a checkpoint that goes on under another.
+
+    From settings of training the order of samples follows, so that the position in it says which
+    were seen; from the algorithm and attacks, what workers keep.
+    """
+    train, found = spec.train, dict[str, Any]()
+    for name in ("feedback", "compress", "sync", "topology", "aggregate"):
+        part = msgspec.to_builtins(getattr(spec.data_parallel, name))
+        found |= {f"data_parallel.{name}.{key}": value for key, value in part.items()}
+    attacks = [f"{tag(each)} {list(each.workers)}" for each in spec.simulate.attacks]
     return {
         "train.seed": train.seed,
         "train.global_batch": train.global_batch,
         "train.tail": train.tail,
+        **found,
+        "simulate.attack": attacks,
     }
 
 

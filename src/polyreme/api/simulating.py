@@ -37,7 +37,7 @@ def _run(
     spec: specs.Spec, folder: Path, resume: str | None, progress: bool, start_s: float
 ) -> runlog.Summary:
     from . import ranks, starting
-    from .aftermath import conclude
+    from .aftermath import conclude, next_attempt, note
     from .problem import pose, simulated_of
     from .training import judged
     from .virtual import Virtual
@@ -60,7 +60,10 @@ def _run(
         ranks.simulated(request, problem, partial(Virtual, spec.simulate))
     except (PolyremeError, KeyboardInterrupt) as error:
         if starting.begun(folder, start.launch) is not None:
-            status: runlog.Status = "failed" if isinstance(error, PolyremeError) else "interrupted"
+            status: runlog.Status = "interrupted"
+            if isinstance(error, PolyremeError):
+                status = "failed"
+                note(folder, max(0, next_attempt(folder) - 1), str(error), None, ())
             conclude(spec, folder, status, (cluster, accelerator), virtual=True)
         raise
     return judged(spec, folder)

@@ -1,14 +1,15 @@
-"""Workers that a robust aggregate set aside, or that stood farthest from it."""
+"""Workers that a robust aggregate set aside, or that stood farthest from it; and the hostile."""
 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 
 from ..units import count
 from .runs import Run
 from .words import percent
 
-HEADS = ("worker", "steps", "share", "suspect in more than half")
+_HEADS = ("worker", "steps", "share", "suspect in more than half")
 _SHOWN = 32
 
 
@@ -23,8 +24,29 @@ def usual(run: Run) -> dict[int, float]:
     return {worker: share for worker, share in shares(run).items() if share > 0.5}
 
 
+def hostile(run: Run) -> dict[int, str]:
+    """The attack that each worker played."""
+    simulate = run.spec.get("simulate")
+    attack = simulate.get("attack") if isinstance(simulate, Mapping) else None
+    found = dict[int, str]()
+    for each in attack if isinstance(attack, list) else [attack]:
+        if isinstance(each, Mapping):
+            found |= dict.fromkeys(map(int, each.get("workers", ())), str(each.get("kind", "")))
+    return dict(sorted(found.items()))
+
+
 def line(run: Run) -> str:
-    """Whom a robust aggregate suspected, in a sentence; empty where it never named any."""
+    """Whom a robust aggregate suspected, and who was hostile; empty where nobody was."""
+    played = hostile(run)
+    by_kind = {
+        kind: ", ".join(str(worker) for worker, each in played.items() if each == kind)
+        for kind in dict.fromkeys(played.values())
+    }
+    who = "; ".join(f"{workers} ({kind})" for kind, workers in by_kind.items())
+    return "; ".join(filter(None, [_suspected(run), f"hostile: {who}" if who else ""]))
+
+
+def _suspected(run: Run) -> str:
     named, _ = _counted(run)
     if not named:
         return ""
@@ -37,19 +59,28 @@ def line(run: Run) -> str:
     return f"{who} {', '.join(map(str, found))} {was} set aside or farthest in {each} of {steps}"
 
 
+def heads(run: Run) -> tuple[str, ...]:
+    """Of the columns of `rows`."""
+    return (*_HEADS, "attack") if hostile(run) else _HEADS
+
+
 def rows(run: Run) -> list[tuple[str, ...]]:
-    """Of each worker that was ever a suspect, in how many steps; of many those in the most."""
+    """Of each worker that was ever a suspect, in how many steps; of many those in the most.
+
+    Where workers were hostile, of those too, and each with its attack.
+    """
     _, by_worker = _counted(run)
-    found = shares(run)
-    most = sorted(sorted(found, key=lambda worker: -found[worker])[:_SHOWN])
+    found, played = shares(run), hostile(run)
+    most = sorted({**dict.fromkeys(played, 0.0), **found}.items(), key=lambda each: -each[1])
     return [
         (
             str(worker),
             str(by_worker[worker]),
-            percent(found[worker]),
-            "yes" if found[worker] > 0.5 else "no",
+            percent(share),
+            "yes" if share > 0.5 else "no",
+            *((played.get(worker, "none"),) if played else ()),
         )
-        for worker in most
+        for worker, share in sorted(most[:_SHOWN])
     ]
 
 

@@ -130,6 +130,7 @@ def summary_json(run: Run) -> dict[str, Any]:
         "skipped": kept_skipped(run),
         "spikes": [msgspec.to_builtins(each) for each in run_spikes(run)],
         "suspects": {str(worker): share for worker, share in suspects.shares(run).items()},
+        "hostile": {str(worker): attack for worker, attack in suspects.hostile(run).items()},
         "faults": [msgspec.to_builtins(event) for event in run.faults],
         "missing": list(run.missing),
     }

@@ -70,7 +70,7 @@ def run_view(run: Run, effectiveness: float | None = None) -> dict[str, Any]:
         "delays_heads": delays.HEADS,
         "delays_rows": delays.rows(run),
         "suspects_line": suspects.line(run),
-        "suspects_heads": suspects.HEADS,
+        "suspects_heads": suspects.heads(run),
         "suspects_rows": suspects.rows(run),
         "w": product(parts),
         "factors": parts,

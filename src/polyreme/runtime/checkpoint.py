@@ -154,6 +154,7 @@ def load(
         *dict.fromkeys(lacking),
     ]
     if differences:
+        differences[:0] = _changed(meta, settings or {}, algorithm=True)
         named = "; ".join(differences[:_MOST_NAMED])
         rest = len(differences) - _MOST_NAMED
         more = f" and {rest} more" if rest > 0 else ""
@@ -254,15 +255,22 @@ def _gaps(index: Index) -> Iterator[str]:
 
 def _changes(meta: Meta, graph: LayerGraph, settings: Mapping[str, Any]) -> Iterator[str]:
     """What is legal to change and yet may not be meant."""
-    for name, value in settings.items():
-        before = meta.settings.get(name, value)
-        if before != value:
-            yield (
-                f"was written under {name} = {literal(before)}, and it is {literal(value)} now: "
-                "samples may come twice, or not at all"
-            )
+    for words in _changed(meta, settings, algorithm=False):
+        yield f"was written under {words}: samples may come twice, or not at all"
+    for words in _changed(meta, settings, algorithm=True):
+        yield f"was written under {words}"
     if meta.fingerprint != graph.fingerprint:
         yield f'was written for another form of model "{meta.model}" with the same tensors'
+
+
+def _changed(meta: Meta, settings: Mapping[str, Any], *, algorithm: bool) -> list[str]:
+    """Settings that differ, of the algorithm and attacks on it or of the order of samples."""
+    return [
+        f"{name} = {literal(before)}, and it is {literal(value)} now"
+        for name, value in settings.items()
+        if (before := meta.settings.get(name, value)) != value
+        and algorithm == (not name.startswith("train."))
+    ]
 
 
 def _kinds(index: Index, *, of_workers: bool) -> Iterator[str]:

@@ -40,6 +40,12 @@ class Made:
     squared: Array | None = None
 
 
+class Broken(RunError):
+    """More rows are gone than an aggregate bears; `rows` are those that are not finite."""
+
+    rows: tuple[int, ...] = ()
+
+
 class RobustKind(AggregatorKind, frozen=True, kw_only=True):
     """An aggregator whose result stays with the honest rows whatever the others hold.
 
@@ -166,7 +172,7 @@ class RobustKind(AggregatorKind, frozen=True, kw_only=True):
 
         Raises:
             ConfigError: Rows are to count unlike, and here they cannot.
-            RunError: Too few finite rows are left.
+            Broken: Too few finite rows are left.
         """
         import torch
 
@@ -225,7 +231,7 @@ class RobustKind(AggregatorKind, frozen=True, kw_only=True):
         points, kept = yield from measured(given, state.get("centre"))
         if numbers is not None:
             points = replace(points, numbers=tuple(numbers[i] for i in kept))
-        f = self._left(given.n, len(kept), absent)
+        f = self._left(given.n, kept, absent)
         counted = self._weighed(weights, kept)
         mixed, whole = points, np.eye(points.n, points.n + 2)
         before: State = {}
@@ -292,7 +298,7 @@ class RobustKind(AggregatorKind, frozen=True, kw_only=True):
         self, kept: Sequence[int], n: int, weights: Sequence[float] | None, absent: int
     ) -> Made:
         """Where entries are made of the rows themselves."""
-        f = self._left(n, len(kept), absent)
+        f = self._left(n, kept, absent)
         return Made(kept=list(kept), f=f, weights=self._weighed(weights, kept))
 
     def _weighed(self, weights: Sequence[float] | None, kept: Sequence[int]) -> Array | None:
@@ -314,22 +320,22 @@ class RobustKind(AggregatorKind, frozen=True, kw_only=True):
             return of_kept
         raise ConfigError([Violation(path="weights", value=list(weights), rule=rule, legal=legal)])
 
-    def _left(self, n: int, kept: int, absent: int) -> int:
+    def _left(self, n: int, kept: Sequence[int], absent: int) -> int:
         """How many of the rows left may be hostile: each that is gone counts as one that was.
 
         Raises:
-            RunError: More are gone than may be hostile, or too few are left.
+            Broken: More are gone than may be hostile, or too few are left.
         """
-        gone = absent + n - kept
+        gone = absent + n - len(kept)
         left = self.byzantine - gone
+        broken = self.too_many(len(kept), left) if left >= 0 else None
+        if left >= 0 and broken is None:
+            return left
         said = f"{gone} of {n + absent} rows are missing or not finite"
-        if left < 0:
-            told = f"{tag(self)} was told of at most {self.byzantine} that may be hostile"
-            raise RunError(f"{said}, and {told}")
-        broken = self.too_many(kept, left)
-        if broken is not None:
-            raise RunError(f"{said}: {broken}")
-        return left
+        told = f", and {tag(self)} was told of at most {self.byzantine} that may be hostile"
+        error = Broken(f"{said}{told if broken is None else f': {broken}'}")
+        error.rows = tuple(sorted(set(range(n)) - set(kept)))
+        raise error
 
     def _suspects(self, n: int, made: Made, squared: Array) -> tuple[int, ...]:
         """Rows set aside, and those farthest from the aggregate, to f in all.
