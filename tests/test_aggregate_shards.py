@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -127,6 +128,39 @@ def test_buckets_are_drawn_anew_at_each_step_and_alike_from_the_same_state() -> 
 
 
 # Weights
+
+
+ROWS = torch.arange(30.0).reshape(6, 5)
+HALVES = ROWS.split(3, dim=1)
+
+
+@pytest.mark.parametrize("kind", [aggregate.CoordinateMedian(), aggregate.Krum()], ids=str)
+@pytest.mark.parametrize(
+    ("chunks", "said"),
+    [
+        (ROWS, '"Tensor" is no function'),
+        (lambda: None, '"NoneType" is what the function gives'),
+        (list, "no entries came"),
+        (lambda: [[1.0, 2.0]], '"list" is no tensor'),
+        (lambda: [ROWS[0]], "of shape (5,) on cpu"),
+        (lambda: [ROWS[:0]], "of shape (0, 5) on cpu"),
+        (lambda: [ROWS.long()], "torch.int64 of shape (6, 5)"),
+        (lambda: [HALVES[0], HALVES[1][:4]], "is not as the first, torch.float32 of 6 rows"),
+        (lambda: [HALVES[0], HALVES[1].double()], "is not as the first, torch.float32 of 6 rows"),
+    ],
+)
+def test_chunks_that_do_not_fit_together_are_refused(
+    kind: RobustKind, chunks: Any, said: str
+) -> None:
+    with pytest.raises(ConfigError, match=re.escape(said)):
+        list(pr.aggregate.in_chunks(kind, chunks))
+
+
+@pytest.mark.parametrize("kind", [aggregate.CoordinateMedian(), aggregate.Krum()], ids=str)
+def test_chunks_that_are_given_once_are_not_taken_for_none(kind: RobustKind) -> None:
+    once = iter(HALVES)
+    with pytest.raises(ConfigError, match="entries came"):
+        list(pr.aggregate.in_chunks(kind, lambda: once))
 
 
 @pytest.mark.parametrize("member", by.MEMBERS)

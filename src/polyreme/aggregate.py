@@ -24,6 +24,7 @@ from .algo.aggregate.before import NearestNeighbourMixing as NearestNeighbourMix
 from .algo.aggregate.blocks import Rows
 from .algo.aggregate.bulyan import Bulyan
 from .algo.aggregate.centered_clipping import CenteredClipping
+from .algo.aggregate.chunks import Chunks
 from .algo.aggregate.coordinate_median import CoordinateMedian
 from .algo.aggregate.geometric_median import GeometricMedian
 from .algo.aggregate.kind import AggregatorKind
@@ -302,14 +303,15 @@ def in_chunks(
     [[2.0], [6.0]]
 
     Raises:
-        ConfigError: The aggregator is not legal, or not for so many rows.
+        ConfigError: The aggregator is not legal, or not for so many rows; chunks do not fit
+            together, or are others when they are asked for again.
         RunError: More rows are not finite than it bears.
     """
     _legal(aggregator)
     if not isinstance(aggregator, RobustKind):
         kinds = [kind for kind in get_args(Aggregator) if issubclass(kind, RobustKind)]
         raise no_member("aggregator", aggregator, kinds)
-    given = Rows.of(chunks)
+    given = Rows.of(Chunks(chunks))
     found = aggregator.refused(given.n)
     if found:
         raise ConfigError(found)
