@@ -115,6 +115,7 @@ def test_a_killed_server_comes_back_and_all_go_on(sync, tmp_path) -> None:
             assert numbers == list(range(1, len(numbers) + 1))
 
 
+@pytest.mark.slice(1)
 @pytest.mark.parametrize("sync", [ADPSGD(), AsyncPushSum(graph=Complete())], ids=_name)
 def test_a_killed_keeper_goes_on_with_the_model_that_its_worker_has(sync, tmp_path) -> None:
     """Without a snapshot; it went back to the first model, and took all others with it."""

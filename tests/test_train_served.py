@@ -58,6 +58,7 @@ compress_back = { kind = "TopK", ratio = 0.2 }"""
 WAITS = 'sync = { kind = "SSP", servers = 2, staleness = 0 }'
 
 
+@pytest.mark.slice(1)
 @pytest.mark.parametrize("sync", [SYNC, AHEAD, WAITS])
 def test_a_run_ends_is_logged_and_goes_on_from_its_checkpoint(sync: str, tmp_path: Path) -> None:
     spec = _spec(tmp_path, {SYNC: sync})
@@ -84,6 +85,7 @@ def test_a_run_ends_is_logged_and_goes_on_from_its_checkpoint(sync: str, tmp_pat
     assert simulated.steps == 24
 
 
+@pytest.mark.long
 def test_members_that_are_killed_while_a_run_trains_do_not_end_it(tmp_path: Path) -> None:
     spec = _spec(
         tmp_path,
