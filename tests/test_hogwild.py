@@ -69,6 +69,7 @@ def _without_gap(folder: Path) -> int:
     return sum(map(len, numbers.values()))
 
 
+@pytest.mark.slice(1)
 @each_rule
 def test_one_worker_is_the_rule_itself_to_the_bit(rule, tmp_path) -> None:
     with members(_of(rule), 1, tmp_path, lr=0.05) as run:

@@ -34,6 +34,7 @@ def _of(sync) -> DataParallel:
     return DataParallel(rule=SGD(), sync=sync)
 
 
+@pytest.mark.slice(2)
 @pytest.mark.parametrize("sync", [ASGD(), OrMo(), OrLoMo(local_steps=3)])
 @pytest.mark.parametrize("kills", [0, 3])
 def test_a_recorded_order_of_arrival_played_again_gives_the_same_bits(
@@ -125,6 +126,7 @@ def test_a_stopped_worker_stops_nobody_else(tmp_path) -> None:
     whole(tmp_path, 1)
 
 
+@pytest.mark.slice(1)
 @pytest.mark.parametrize("servers", [1, 2])
 def test_a_killed_server_has_all_that_was_pushed_once_it_is_back(servers: int, tmp_path) -> None:
     with members(_of(OrMo(servers=servers)), 3, tmp_path) as run:
@@ -192,6 +194,7 @@ def _storm(algorithm: DataParallel, seed: int, n_moments: int, folder: Path) -> 
         assert (_snapshot(folder, server) - piece).norm() < 0.1
 
 
+@pytest.mark.slice(1)
 @each_stormy
 def test_signals_at_random_moments_lose_nothing(algorithm, tmp_path) -> None:
     _storm(algorithm, 1, 8, tmp_path)
