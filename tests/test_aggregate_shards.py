@@ -127,7 +127,7 @@ def test_buckets_are_drawn_anew_at_each_step_and_alike_from_the_same_state() -> 
     ]
 
 
-# Weights
+# Chunks
 
 
 ROWS = torch.arange(30.0).reshape(6, 5)
@@ -161,6 +161,9 @@ def test_chunks_that_are_given_once_are_not_taken_for_none(kind: RobustKind) -> 
     once = iter(HALVES)
     with pytest.raises(ConfigError, match="entries came"):
         list(pr.aggregate.in_chunks(kind, lambda: once))
+
+
+# Weights
 
 
 @pytest.mark.parametrize("member", by.MEMBERS)

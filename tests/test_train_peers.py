@@ -104,21 +104,23 @@ def test_workers_that_are_all_killed_at_once_go_on_from_the_mean_that_was_evalua
         .replace("eval_every = 12", "eval_every = 200")
         .replace("checkpoint_every = 8", "checkpoint_every = 400")
     )
-    killed = list[psutil.Process]()
+    over, killed = threading.Event(), list[psutil.Process]()
 
     def kill() -> None:
-        while not (run / "log.jsonl").exists() or '"eval"' not in (run / "log.jsonl").read_text():
-            over.wait(0.01)
+        log = run / "log.jsonl"
+        while not log.exists() or '"eval"' not in log.read_text():
+            if over.wait(0.01):
+                return
         killed.extend(_members())
         for each in killed:
             _kill(each)
 
-    over = threading.Event()
     thread = threading.Thread(target=kill)
     thread.start()
     try:
         api.train(spec, out=run)
     finally:
+        over.set()
         thread.join()
     assert len(killed) == 3
     events = _events(run)

@@ -186,12 +186,15 @@ def _do(
         number, (trial, rate, seed) = numbered
         if time.monotonic() > end_s:
             return
+        begun_s = time.monotonic()
         accuracy, way = _run(trial, rate, seed, home, data, given, number % given.devices)
+        took_s = time.monotonic() - begun_s
         with (home / "results.jsonl").open("a") as file:
             row = {"name": trial.name, "rate": rate, "seed": seed, "accuracy": accuracy}
             row |= {"way": way} if way else {}
             file.write(json.dumps(row) + "\n")
-        print(f"{trial.name}, rate {rate:g}, seed {seed}: {100 * accuracy:.2f} %", flush=True)
+        ran = f"{trial.name}, rate {rate:g}, seed {seed}"
+        print(f"{ran}: {100 * accuracy:.2f} % in {took_s:.0f} s", flush=True)
 
     list(pool.map(one, enumerate(left)))
     return len(_kept(home)) > len(done)

@@ -31,7 +31,10 @@ def hostile(run: Run) -> dict[int, str]:
     found = dict[int, str]()
     for each in attack if isinstance(attack, list) else [attack]:
         if isinstance(each, Mapping):
-            found |= dict.fromkeys(map(int, each.get("workers", ())), str(each.get("kind", "")))
+            workers = each.get("workers")
+            named = workers if isinstance(workers, list) else []
+            kind = str(each.get("kind", "unknown"))
+            found |= {worker: kind for worker in named if isinstance(worker, int)}
     return dict(sorted(found.items()))
 
 
