@@ -25,6 +25,7 @@ ROOMS = {
     "report": {"plan"},
     "spec": {"graph", "cluster", "plan", "planner", "algo", "sim", "data"},
 }
+ROOMS["convex"] = {"data", "algo"}
 ROOMS["reference"] = {"graph", "data", "algo"}
 ROOMS["summary"] = {"plan", "profile", "graph", "cluster"}
 ROOMS["doctor"] = {"cluster", "runtime"}

@@ -1,0 +1,1 @@
+"""Linear models: losses, penalties, their certificates, and steps over sparse rows."""

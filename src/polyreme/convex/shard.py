@@ -1,0 +1,59 @@
+"""One worker's rows, and what it answers of them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from ..data.rows import Rows
+from . import kernels
+from .problem import Certificate, Objective, certificate
+
+
+@dataclass(frozen=True, kw_only=True)
+class Slopes:
+    """At a model: the gradient [D] of the summed loss, each row's slope [N], the summed loss."""
+
+    gradient: np.ndarray
+    slopes: np.ndarray
+    loss: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shard:
+    """Rows and their labels (float64 [N]) under an objective."""
+
+    objective: Objective
+    rows: Rows
+    y: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    @property
+    def given(self) -> tuple[int, float, np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+        """What every kernel begins with."""
+        rows, objective = self.rows, self.objective
+        return objective.code, objective.gamma, rows.indptr, rows.indices, rows.values, self.y
+
+    def at(self, w: np.ndarray) -> Slopes:
+        """Gradient, slopes and loss at a model [D]."""
+        gradient, slopes, loss = kernels.gradient(*self.given, w)
+        return Slopes(gradient=gradient, slopes=slopes, loss=float(loss))
+
+    def loss(self, w: np.ndarray) -> float:
+        """The summed loss."""
+        return float(kernels.losses(*self.given, w))
+
+    def conjugates(self, slopes: np.ndarray, c: float) -> float:
+        """The summed conjugates at c times the slopes."""
+        code, gamma, *_ = self.given
+        return float(kernels.conjugates(code, gamma, slopes, self.y, c))
+
+    def certificate(self, w: np.ndarray) -> Certificate:
+        """Of these rows alone."""
+        here, n = self.at(w), max(1, len(self))
+        z = here.gradient / n
+        c = self.objective.penalty.shrink(z)
+        return certificate(self.objective, w, z, here.loss / n, self.conjugates(here.slopes, c) / n)
