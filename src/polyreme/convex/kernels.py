@@ -13,11 +13,10 @@ import numpy as np
 
 from .loss import bend, conjugate, slope, value
 
-_CACHED = {"cache": True, "nogil": True}
 _Array = np.ndarray
 
 
-@numba.njit(inline="always", **_CACHED)
+@numba.njit(inline="always", cache=True, nogil=True)
 def dot(indices: _Array, values: _Array, w: _Array, start: int, stop: int) -> float:
     """A row's prediction."""
     found = 0.0
@@ -26,7 +25,7 @@ def dot(indices: _Array, values: _Array, w: _Array, start: int, stop: int) -> fl
     return found
 
 
-@numba.njit(**_CACHED)
+@numba.njit(cache=True, nogil=True)
 def gradient(
     code: int, gamma: float, indptr: _Array, indices: _Array, values: _Array, y: _Array, w: _Array
 ) -> tuple[_Array, _Array, float]:
@@ -44,7 +43,7 @@ def gradient(
     return z, slopes, total
 
 
-@numba.njit(**_CACHED)
+@numba.njit(cache=True, nogil=True)
 def losses(
     code: int, gamma: float, indptr: _Array, indices: _Array, values: _Array, y: _Array, w: _Array
 ) -> float:
@@ -55,7 +54,7 @@ def losses(
     return total
 
 
-@numba.njit(**_CACHED)
+@numba.njit(cache=True, nogil=True)
 def bends(
     code: int, gamma: float, indptr: _Array, indices: _Array, values: _Array, y: _Array, w: _Array
 ) -> _Array:
@@ -66,7 +65,7 @@ def bends(
     return found
 
 
-@numba.njit(**_CACHED)
+@numba.njit(cache=True, nogil=True)
 def conjugates(code: int, gamma: float, slopes: _Array, y: _Array, c: float) -> float:
     """The summed conjugates at c times the slopes."""
     total = 0.0
@@ -75,7 +74,7 @@ def conjugates(code: int, gamma: float, slopes: _Array, y: _Array, c: float) -> 
     return total
 
 
-@numba.njit(**_CACHED)
+@numba.njit(cache=True, nogil=True)
 def longest_row(indptr: _Array, values: _Array) -> float:
     """The largest squared norm of a row."""
     found = 0.0

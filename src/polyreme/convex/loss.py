@@ -15,10 +15,9 @@ import numba
 
 Loss = Literal["logistic", "squared_hinge", "hinge", "squared"]
 CODES: dict[str, int] = {"logistic": 0, "squared_hinge": 1, "hinge": 2, "squared": 3}
-_CACHED = {"cache": True, "nogil": True}
 
 
-@numba.njit(inline="always", **_CACHED)
+@numba.njit(inline="always", cache=True, nogil=True)
 def value(code: int, gamma: float, p: float, y: float) -> float:
     """The loss. `gamma` is the width over which the hinge is rounded."""
     m = y * p
@@ -33,7 +32,7 @@ def value(code: int, gamma: float, p: float, y: float) -> float:
     return (p - y) ** 2 / 2
 
 
-@numba.njit(inline="always", **_CACHED)
+@numba.njit(inline="always", cache=True, nogil=True)
 def slope(code: int, gamma: float, p: float, y: float) -> float:
     """Its derivative by the prediction."""
     m = y * p
@@ -49,7 +48,7 @@ def slope(code: int, gamma: float, p: float, y: float) -> float:
     return p - y
 
 
-@numba.njit(inline="always", **_CACHED)
+@numba.njit(inline="always", cache=True, nogil=True)
 def bend(code: int, gamma: float, p: float, y: float) -> float:
     """Its second derivative, where it has one; from the side where it is larger elsewhere."""
     m = y * p
@@ -63,7 +62,7 @@ def bend(code: int, gamma: float, p: float, y: float) -> float:
     return 1.0
 
 
-@numba.njit(inline="always", **_CACHED)
+@numba.njit(inline="always", cache=True, nogil=True)
 def sharpest(code: int, gamma: float) -> float:
     """The largest second derivative."""
     if code == 0:
@@ -75,7 +74,7 @@ def sharpest(code: int, gamma: float) -> float:
     return 1.0
 
 
-@numba.njit(inline="always", **_CACHED)
+@numba.njit(inline="always", cache=True, nogil=True)
 def conjugate(code: int, gamma: float, s: float, y: float) -> float:
     """Its convex conjugate by the prediction, at a slope; infinite where no slope is."""
     a = -y * s
