@@ -15,17 +15,18 @@ ROOMS = {
     "cluster": set(),
     "algo": set(),
     "data": set(),
+    "convex": {"data", "algo"},
     "plan": {"graph", "cluster"},
     "profile": {"graph", "cluster"},
     "store": {"graph", "cluster"},
     "planner": {"plan", "profile", "graph", "cluster"},
-    "runtime": {"plan", "graph", "cluster", "algo", "store", "data"},
+    "runtime": {"plan", "graph", "cluster", "algo", "store", "data", "convex"},
     "measure": {"profile", "graph", "cluster", "plan", "runtime"},
     "sim": {"plan", "profile", "algo", "store", "cluster", "data", "graph"},
     "report": {"plan"},
     "spec": {"graph", "cluster", "plan", "planner", "algo", "sim", "data"},
 }
-ROOMS["convex"] = {"data", "algo"}
+
 ROOMS["reference"] = {"graph", "data", "algo"}
 ROOMS["summary"] = {"plan", "profile", "graph", "cluster"}
 ROOMS["doctor"] = {"cluster", "runtime"}

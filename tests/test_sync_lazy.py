@@ -33,7 +33,8 @@ SYNCS = [
     if "every" in kind.__struct_fields__
     else kind()
     for kind in typing.get_args(Sync)
-    if not kind().n_servers(N)  # see test_served_contract
+    # see test_served_contract, test_finite_sums
+    if not (kind().n_servers(N) or kind.finite_sum)
 ]
 FEEDBACKS = [kind(warmup=2) if kind is OneBitAdam else kind() for kind in typing.get_args(Feedback)]
 COMPRESSORS = [

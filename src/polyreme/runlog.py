@@ -32,7 +32,9 @@ class StepEvent(msgspec.Struct, frozen=True, kw_only=True, tag="step", tag_field
     them as `rank`. `sample_ids` are listed if asked for, in the order of the global batch.
     `delays` says of each delay how many of the step's gradients had it, where workers do not wait:
     how many others were applied between the parameters of a gradient and itself. `suspects` are
-    workers that a robust aggregate set aside, or that stood farthest from it.
+    workers that a robust aggregate set aside, or that stood farthest from it. `objective` and `gap`
+    are of a linear model before the step: the whole objective, and by how much it may be above its
+    optimum.
     """
 
     t: float
@@ -57,6 +59,8 @@ class StepEvent(msgspec.Struct, frozen=True, kw_only=True, tag="step", tag_field
     sample_ids: tuple[int, ...] | None = None
     delays: Mapping[int, int] | None = None
     suspects: tuple[int, ...] | None = None
+    objective: float | None = None
+    gap: float | None = None
 
     @property
     def blamed(self) -> tuple[int, ...]:

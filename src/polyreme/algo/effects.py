@@ -59,6 +59,17 @@ class Computed:
         return Numbers(self.loss, self.weight, float(self.is_finite), float(self.n_samples))
 
 
+@dataclass(frozen=True, kw_only=True)
+class Local:
+    """What a worker works out on all its own samples; answered with what `work` returns.
+
+    It takes as long as the gradients of so many `batches`, which may be a part of one.
+    """
+
+    work: Callable[[], Any]
+    batches: float = 0.0
+
+
 class Numbers(NamedTuple):
     """Of one worker's batch: mean loss, labels that carry loss, whether all is finite, samples."""
 
@@ -154,6 +165,8 @@ class Record:
     grad_norm: float | None = None
     delays: tuple[int, ...] = ()
     suspects: tuple[int, ...] = ()
+    objective: float | None = None
+    gap: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -275,6 +288,7 @@ class Members:
 
 Effect = (
     Compute
+    | Local
     | Agree
     | Record
     | Suspect

@@ -24,6 +24,8 @@ class Train(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         precision: What layers compute in; master weights are fp32 (fp64 under "fp64"). "auto" is
             bf16 on accelerators that have it and fp32 elsewhere.
         schedule: Factor on the learning rate as the run goes on.
+        gap: The run ends before its last step where a linear model's objective is known to be
+            within so much of its optimum.
         clip_norm: Bound on the global gradient norm; none unless given.
         eval_every: Steps between evaluations; unless given, one at the end.
         checkpoint_every: Steps between checkpoints; unless given, one at the end.
@@ -56,6 +58,7 @@ class Train(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     seed: Annotated[int, msgspec.Meta(ge=0, lt=2**32)] = 0
     precision: Literal["auto", "fp32", "bf16", "fp64"] = "auto"
     schedule: Schedule = Constant()
+    gap: Annotated[float, msgspec.Meta(gt=0)] | None = None
     clip_norm: Annotated[float, msgspec.Meta(gt=0)] | None = None
     eval_every: _Positive | None = None
     checkpoint_every: _Positive | None = None

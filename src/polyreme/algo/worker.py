@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from .attack import Attack
 from .draw import Draw
+from .task import Task
 from .vector import Layout
 
 
@@ -17,6 +18,7 @@ class Worker:
     `lr` gives the learning rate of a step, `clip_norm` bounds the norm of a gradient that the rule
     is given; `n_samples` are those of the worker's own data (0: all workers share one order).
     Rounds of several steps end at `n_steps`. `attack` says who is hostile, and what they do.
+    `task` is what can be asked of its samples where the model is linear.
     """
 
     rank: int
@@ -28,6 +30,7 @@ class Worker:
     n_samples: int = 0
     n_steps: int | None = None
     attack: tuple[Attack, ...] = ()
+    task: Task | None = None
 
     def draw(self, step: int) -> Draw:
         """Random numbers of a step."""

@@ -7,7 +7,7 @@ Nothing in them is written by hand: members are asked, or played on a small exam
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,30 +15,18 @@ from typing import Any
 import msgspec
 import torch
 
-from ..algo import exchange
 from ..algo.aggregate import Mean
 from ..algo.aggregate.before.kind import BeforeKind
 from ..algo.aggregate.kind import AggregatorKind
 from ..algo.compose import DataParallel
 from ..algo.compress import Dense, PowerSGD, Sign
 from ..algo.compress.kind import CompressorKind
-from ..algo.draw import Draw
 from ..algo.effects import (
-    Agree,
-    Combine,
-    Compute,
     Computed,
-    Program,
-    Received,
-    Recv,
-    Seen,
-    Send,
-    Sum,
-    SumShards,
 )
 from ..algo.feedback.kind import FeedbackKind, Turn
 from ..algo.members import Member, members
-from ..algo.packet import Like, Message, Packet
+from ..algo.packet import Like
 from ..algo.rule import SGD
 from ..algo.rule.kind import RuleKind
 from ..algo.sync.kind import SyncKind
@@ -48,13 +36,11 @@ from ..algo.topology import Gossip
 from ..algo.topology.graph.kind import GraphKind
 from ..algo.topology.kind import TopologyKind
 from ..algo.topology.method.kind import MethodKind
-from ..algo.vector import Layout
-from ..algo.worker import Worker
 from ..sim.driver import Simulation
+from . import algorithm_costs as costs_of
+from .algorithm_costs import N
 
 BEGIN, END = "<!-- tables: made by polyreme.api.algorithms -->", "<!-- end of tables -->"
-N = 8
-SHAPE = (256, 256)
 _TITLES = {
     "rule": "Rules",
     "sync": "Syncs",
@@ -124,7 +110,7 @@ def _rule(rule: RuleKind) -> tuple[list[str], list[str], list[str]]:
 def _served(sync: Any) -> tuple[list[str], list[str], list[str]]:
     plain = DataParallel(rule=SGD(), sync=sync)
     params = torch.zeros(10_000)
-    state = sync.init(plain, params, replace(_worker(params), rank=N))
+    state = sync.init(plain, params, replace(costs_of.worker(params), rank=N))
     kept = _entries(state) / params.numel() - 1
     bare = _refused(plain, compress=Sign())
     needs = [
@@ -145,7 +131,7 @@ def _peers(sync: Any) -> tuple[list[str], list[str], list[str]]:
     """What players alike send each other, beside what stays on one machine."""
     plain = DataParallel(rule=SGD(), sync=sync)
     params, n = torch.zeros(10_000), N + sync.n_servers(N)
-    players = [replace(_worker(params), rank=rank) for rank in range(n)]
+    players = [replace(costs_of.worker(params), rank=rank) for rank in range(n)]
     states = [sync.init(plain, params, me) for me in players]
     still = Computed(gradient=torch.zeros_like(params), loss=0.0, weight=1.0, n_samples=1)
     clock = Simulation(plain, players, states, lambda *_: still)
@@ -163,11 +149,14 @@ def _sync(sync: Any) -> tuple[list[str], list[str], list[str]]:
     if isinstance(sync, Peers):
         return _peers(sync)
     plain = DataParallel(rule=SGD(), sync=sync)
-    params = torch.zeros(10_000)
-    state = sync.init(plain, params, _worker(params))
+    params = torch.zeros(10_000, dtype=torch.float64 if sync.finite_sum else None)
+    state = sync.init(plain, params, costs_of.worker(params))
     own = {key: value for key, value in state.items() if key not in ("params", "rule", "exchange")}
+    if sync.finite_sum:
+        needs = ["a linear model", "smooth penalties" if sync.smooth else ""]
+        return needs, [costs_of.exchanges(plain, params), _vectors(_entries(own) / len(params))], []
     needs = [*_wants(plain), "an exact topology" if _refused(plain, topology=Gossip()) else ""]
-    costs = [_exchanges(plain, params), _vectors(_entries(own) / params.numel())]
+    costs = [costs_of.exchanges(plain, params), _vectors(_entries(own) / params.numel())]
     promises = [
         "all models alike between rounds" if sync.agrees(plain) else "",
         "step n is made of batch n" if sync.in_step else "",
@@ -207,15 +196,15 @@ def _method(method: Any) -> tuple[list[str], list[str], list[str]]:
     needs = ["columns that sum to 1" if method.columns_only else "rows and columns that sum to 1"]
     gossip = Gossip(method=method)
     params = torch.zeros(64)
-    state = gossip.init(DataParallel(topology=gossip), params, _worker(params))
+    state = gossip.init(DataParallel(topology=gossip), params, costs_of.worker(params))
     promises = ["compressed differences" if method.keeps_copies else "models as they decode"]
     return needs, [_vectors(_entries(state) / params.numel())], promises
 
 
 def _compressor(compress: CompressorKind) -> tuple[list[str], list[str], list[str]]:
-    x = _gradient(0)
+    x = costs_of.gradient(0)
     state = compress.init(Like.of(x))
-    nbytes = _given(compress, x) if compress.in_rounds else _packed(compress)
+    nbytes = costs_of.given(compress, x) if compress.in_rounds else costs_of.packed(compress)
     lone = _refused(DataParallel(rule=SGD()), compress=compress, topology=Gossip())
     needs = ["an exact topology" if lone else ""]
     costs = [f"{100 * nbytes / (4 * x.numel()):.3g} % of the bytes"]
@@ -294,89 +283,6 @@ def _is_exact(feedback: FeedbackKind) -> bool:
         if not torch.allclose(out, gradient, rtol=0, atol=1e-9):
             return False
     return True
-
-
-def _gradient(step: int) -> torch.Tensor:
-    return 0.01 * torch.randn(SHAPE, generator=torch.Generator().manual_seed(step))
-
-
-def _packed(compress: CompressorKind) -> float:
-    """Bytes of a packet, in the mean of ten steps under error feedback."""
-    left = torch.zeros(SHAPE)
-    state, sizes = compress.init(Like.of(left)), []
-    for step in range(10):
-        x = _gradient(step) + left
-        buffers, state = compress.encode(x, state, Draw(seed=0, worker=0, step=step).at(0))
-        packet = Packet(buffers=buffers, like=Like.of(x), kind=compress)
-        left = x - packet.decode()
-        sizes.append(packet.nbytes)
-    return sum(sizes) / len(sizes)
-
-
-def _exchanges(algorithm: DataParallel, params: torch.Tensor) -> str:
-    """How often one worker alone, given gradients at random, exchanges a vector."""
-    me = _worker(params, n=1)
-    state, given = algorithm.sync.init(algorithm, params, me), 0
-    generator = torch.Generator().manual_seed(0)
-    while state["step"] < 64:
-        program = algorithm.sync.round(algorithm, state, me)
-        answer: Any = None
-        while True:
-            try:
-                effect: Any = program.send(answer)
-            except StopIteration as end:
-                state = end.value
-                break
-            match effect:
-                case Compute():
-                    gradient = torch.randn(params.shape, generator=generator)
-                    answer = Computed(gradient=gradient, loss=1.0, weight=1.0, n_samples=1)
-                case Agree():
-                    answer = Seen.of([effect.batches])
-                case Combine():
-                    given += effect.message.nbytes
-                    answer = effect.function([effect.message])
-                case Sum():
-                    given += effect.message.nbytes
-                    answer = effect.message
-                case SumShards():
-                    answer = effect.partial
-                case _:
-                    answer = None
-    often = given / (4 * params.numel()) / state["step"]
-    return f"{often:.3g} exchange{'' if f'{often:.3g}' == '1' else 's'} a step"
-
-
-def _given(compress: CompressorKind, x: torch.Tensor) -> int:
-    """Bytes that the second of two alike workers gives in an exchange in rounds."""
-    given = 0
-
-    def combining(tensors: Sequence[torch.Tensor]) -> Program[list[torch.Tensor]]:
-        nonlocal given
-        given += exchange.dense(tensors).nbytes
-        return list(tensors)
-        yield  # a program that asks for nothing
-
-    me = Worker(rank=1, n=2, layout=Layout.of({"w": SHAPE}), seed=0, lr=lambda _: 0.1)
-    draws = [Draw(seed=0, worker=1, step=0)]
-    program = compress.exchange([x], [compress.init(Like.of(x))], draws, combining, me)
-    answer: Any = None
-    said = Message(packets=())
-    while True:
-        try:
-            effect = program.send(answer)
-        except StopIteration:
-            return given
-        answer = None
-        if isinstance(effect, Send):
-            said, given = effect.message, given + effect.message.nbytes
-        elif isinstance(effect, Recv):
-            answer = Received(source=effect.source, message=said)
-
-
-def _worker(params: torch.Tensor, n: int = N) -> Worker:
-    layout = Layout.of({"w": tuple(params.shape)})
-    return Worker(rank=0, n=n, layout=layout, seed=0, lr=lambda _: 0.1, n_samples=64)
 
 
 def _entries(state: Any) -> int:

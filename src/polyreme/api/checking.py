@@ -152,7 +152,7 @@ def _machines(
 ) -> tuple[Cluster, Accelerator | None]:
     from .problem import machines_of, simulated_of
 
-    return machines_of(spec, cluster, devices) if workers is None else simulated_of(workers)
+    return machines_of(spec, cluster, devices) if workers is None else simulated_of(spec, workers)
 
 
 def _split(spec: specs.Spec, workers: int) -> list[Violation]:

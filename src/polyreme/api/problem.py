@@ -14,6 +14,7 @@ from ..cluster.detect import detect
 from ..cluster.parse import first, parse
 from ..data import objective
 from ..errors import ConfigError, Violation
+from ..graph.options import Linear
 from ..plan.ir import Precision, Workload
 from ..planner.refusals import allowed_degrees, of_the_model
 from ..runtime.place import is_launched, read_place
@@ -117,7 +118,8 @@ def posed(spec: Spec, there: Cluster, accelerator: Accelerator | None) -> Proble
 
 def with_workers(spec: Spec, n_devices: int) -> Spec:
     """An algorithm's workers are replicas, as many as there are devices for."""
-    if spec.data_parallel.is_plain or spec.parallel.plan is not None:
+    plain = spec.data_parallel.is_plain and not spec.model.trains_by_program
+    if plain or spec.parallel.plan is not None:
         return spec
     given = spec.parallel
     replica = given.replica or max(1, n_devices // given.inside)
@@ -141,9 +143,9 @@ def machines_of(
     return here(spec, devices)
 
 
-def simulated_of(workers: int) -> tuple[Cluster, Accelerator]:
+def simulated_of(spec: Spec, workers: int) -> tuple[Cluster, Accelerator]:
     """The cluster that so many simulated workers stand for, a host each like this one."""
-    accelerator = accelerators.detect()
+    accelerator = _accelerator(spec)
     return detect(accelerator, 1, n_hosts=workers), accelerator
 
 
@@ -172,7 +174,7 @@ def split(spec: Spec, workers: int) -> Iterator[Violation]:
 
 def here(spec: Spec, devices: int | None) -> tuple[Cluster, Accelerator]:
     """This machine: as many devices as asked for; under a launcher, its processes."""
-    accelerator = accelerators.detect()
+    accelerator = _accelerator(spec)
     if is_launched():
         place = read_place()
         return (
@@ -185,10 +187,17 @@ def here(spec: Spec, devices: int | None) -> tuple[Cluster, Accelerator]:
     return detect(accelerator, wanted), accelerator
 
 
+def _accelerator(spec: Spec) -> Accelerator:
+    """This machine's; linear models run on its processors."""
+    return accelerators.detect(accelerators.HOST_TYPE if isinstance(spec.model, Linear) else None)
+
+
 def _precision(spec: Spec, cluster: Cluster, accelerator: Accelerator | None) -> Precision:
     """The spec's, or for "auto" bf16 where the devices have it."""
     if spec.train.precision != "auto":
         return spec.train.precision
+    if isinstance(spec.model, Linear):
+        return "fp64"
     if accelerator is not None:
         return "bf16" if accelerator.has_bf16() else "fp32"
     kinds = cluster.device_types.values()

@@ -29,6 +29,7 @@ from ..runtime.saver import Saver
 from ..runtime.state import Progress, State
 from ..runtime.trackers import Tracker, open_trackers
 from . import folders, starting
+from .linear_of import objective_of
 from .problem import Problem
 
 if TYPE_CHECKING:
@@ -95,8 +96,11 @@ def train(
         algorithm=spec.data_parallel,
         folder=folder,
         partition=spec.data.partition,
-        general=make_route is not None or bool(spec.simulate.attacks),
+        general=make_route is not None
+        or bool(spec.simulate.attacks)
+        or spec.model.trains_by_program,
         attack=spec.simulate.attacks,
+        objective=objective_of(spec),
     )
     loop_ = loop.Run(job, world, stop=stop, progress=bar, make_route=make_route)
     progress = None

@@ -145,6 +145,7 @@ def be(
     from ..runtime import mesh
     from ..runtime.job import Job
     from ..runtime.served.player import play
+    from .linear_of import objective_of
 
     device = 0 if accelerator.on_host else rank % accelerator.count()
     with mesh.watched(accelerator, 0.0, [device]) as world:
@@ -159,5 +160,6 @@ def be(
             partition=spec.data.partition,
             general=True,
             attack=spec.simulate.attacks,
+            objective=objective_of(spec),
         )
         play(job, world, rank, life, step, address, folder)

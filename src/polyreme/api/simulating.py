@@ -42,7 +42,7 @@ def _run(
     from .training import judged
     from .virtual import Virtual
 
-    cluster, accelerator = simulated_of(spec.simulate.workers)
+    cluster, accelerator = simulated_of(spec, spec.simulate.workers)
     problem = pose(spec, machines=(cluster, accelerator), apart=True)
     start = starting.begin(resume, folder, uuid.uuid4().hex)
     request = ranks.Request(

@@ -14,6 +14,7 @@ import msgspec
 from ..sample import TensorSpec
 
 if TYPE_CHECKING:
+    import torch
     from torch import nn
 
     from .experts import ExpertPlan
@@ -65,12 +66,24 @@ class Builder(Protocol):
         """
 
 
+class Loss(Protocol):
+    """Scores logits against labels."""
+
+    def __call__(
+        self, logits: torch.Tensor, labels: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """The summed loss, and how many labels carry it."""
+
+    def argmax(self, logits: torch.Tensor) -> torch.Tensor:
+        """The label that is most likely."""
+
+
 class LayerGraph:
     """Layers in topological order, with what builds them.
 
     `inputs` are the fields of a sample that the layers read, `output` names the logits
     (``head.logits``), `labels` the field they are scored against. `library` is the transformers
-    model that was cut, if one was.
+    model that was cut, if one was. `loss` is what scores them (unset: cross-entropy).
     """
 
     def __init__(
@@ -83,6 +96,7 @@ class LayerGraph:
         builder: Builder,
         labels: str = "labels",
         library: Skeleton | None = None,
+        loss: Loss | None = None,
     ) -> None:
         self.name = name
         self.layers = layers
@@ -90,6 +104,7 @@ class LayerGraph:
         self.output = output
         self.labels = labels
         self.library = library
+        self.loss = loss
         self._builder = builder
         self._by_name = {layer.name: layer for layer in layers}
         assert len(self._by_name) == len(layers), "layer names must be unique"
@@ -106,6 +121,20 @@ class LayerGraph:
             builder=self._builder,
             labels=self.labels,
             library=self.library,
+            loss=self.loss,
+        )
+
+    def scored(self, loss: Loss, flops: float) -> LayerGraph:
+        """The same graph, of one layer of so many flops, under another loss."""
+        (layer,) = self.layers
+        return LayerGraph(
+            name=self.name,
+            layers=(msgspec.structs.replace(layer, flops=flops),),
+            inputs=self.inputs,
+            output=self.output,
+            builder=self._builder,
+            labels=self.labels,
+            loss=loss,
         )
 
     def layer(self, name: str) -> Layer:

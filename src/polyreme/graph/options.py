@@ -9,8 +9,10 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 import msgspec
 
-from ..errors import ConfigError, Violation, literal, nearest_first, undefined
+from ..errors import ConfigError, Violation, literal, nearest_first
 from ..nearby import nearby
+from .linear_options import Linear as Linear
+from .model_kind import ModelKind
 from .presets import PRESETS
 from .reads import Reads, of_configuration, task_of
 from .reads import Task as Task
@@ -43,28 +45,7 @@ _Count = Annotated[int, msgspec.Meta(ge=1)]
 _Share = Annotated[float, msgspec.Meta(ge=0, lt=1)]
 
 
-class _Kind(
-    msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", forbid_unknown_fields=True
-):
-    """What every model kind has; building one imports `imports`."""
-
-    imports: ClassVar[tuple[str, ...]] = ()
-
-    def check(self) -> list[Violation]:
-        """What can be known to be wrong without torch or data; empty when nothing is."""
-        return []
-
-    @property
-    def reads(self) -> Reads:
-        """What the model asks of its data, as far as that is known without torch or data."""
-        return Reads()
-
-    def graph(self, sample: SampleSpec) -> LayerGraph:
-        """The model as layers, for samples of this form. Raises ConfigError where they differ."""
-        raise undefined(self, "graph")
-
-
-class Preset(_Kind, frozen=True, kw_only=True, tag="preset"):
+class Preset(ModelKind, frozen=True, kw_only=True, tag="preset"):
     """A known configuration (``polyreme list presets``); its weights are drawn anew.
 
     Attributes:
@@ -103,7 +84,7 @@ class Preset(_Kind, frozen=True, kw_only=True, tag="preset"):
         return from_fields(self.preset, preset.model_type, fields, preset.task, sample)
 
 
-class Folder(_Kind, frozen=True, kw_only=True, tag="path"):
+class Folder(ModelKind, frozen=True, kw_only=True, tag="path"):
     """A folder with config.json and safetensors, as transformers saves one; its weights are used.
 
     Attributes:
@@ -167,7 +148,7 @@ class Folder(_Kind, frozen=True, kw_only=True, tag="path"):
         return from_folder(Path(self.path), self.task, sample)
 
 
-class Transformers(_Kind, frozen=True, kw_only=True, tag="transformers"):
+class Transformers(ModelKind, frozen=True, kw_only=True, tag="transformers"):
     """A transformers model by type and configuration fields; its weights are drawn anew.
 
     Attributes:
@@ -204,7 +185,7 @@ class Transformers(_Kind, frozen=True, kw_only=True, tag="transformers"):
         return from_fields(self.model_type, self.model_type, self.config, self.task, sample)
 
 
-class ResNet20(_Kind, frozen=True, kw_only=True, tag="resnet20"):
+class ResNet20(ModelKind, frozen=True, kw_only=True, tag="resnet20"):
     """Residual network of 3 stages for small images. Source: He et al. 2016, section 4.2.
 
     Attributes:
@@ -229,7 +210,7 @@ class ResNet20(_Kind, frozen=True, kw_only=True, tag="resnet20"):
         return resnet(self, sample)
 
 
-class CharLSTM(_Kind, frozen=True, kw_only=True, tag="char_lstm"):
+class CharLSTM(ModelKind, frozen=True, kw_only=True, tag="char_lstm"):
     """Embedding, stacked LSTM layers, linear head over the vocabulary.
 
     Attributes:
@@ -256,7 +237,7 @@ class CharLSTM(_Kind, frozen=True, kw_only=True, tag="char_lstm"):
         return char_lstm(self, sample)
 
 
-class MLP(_Kind, frozen=True, kw_only=True, tag="mlp"):
+class MLP(ModelKind, frozen=True, kw_only=True, tag="mlp"):
     """Linear layers with ReLU between, on features or flattened images.
 
     Attributes:
@@ -279,7 +260,7 @@ class MLP(_Kind, frozen=True, kw_only=True, tag="mlp"):
         return mlp(self, sample)
 
 
-class Python(_Kind, frozen=True, kw_only=True, tag="python"):
+class Python(ModelKind, frozen=True, kw_only=True, tag="python"):
     """A module of the user, made by a function of theirs.
 
     The function returns an ``nn.Sequential``, or a module whose parts follow one another; the
@@ -328,7 +309,7 @@ class Python(_Kind, frozen=True, kw_only=True, tag="python"):
         return from_factory(self, sample)
 
 
-Model = Preset | Folder | Transformers | ResNet20 | CharLSTM | MLP | Python
+Model = Preset | Folder | Transformers | ResNet20 | CharLSTM | MLP | Linear | Python
 
 
 def _violation(path: str, value: object, rule: str, legal: str) -> Violation:

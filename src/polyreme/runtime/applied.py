@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
 from ..graph.cut import Cut
+from ..graph.layer import Loss
 from ..plan.grid import Grid
 from ..plan.ir import Action, Level
 from .buckets import Buckets, Replicated
@@ -69,18 +70,6 @@ class Where:
     pipes: tuple[int, ...]
 
 
-class Loss(Protocol):
-    """Scores logits of which each tensor part holds some."""
-
-    def __call__(
-        self, logits: torch.Tensor, labels: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """The summed loss, and how many labels carry it."""
-
-    def argmax(self, logits: torch.Tensor) -> torch.Tensor:
-        """The highest of all."""
-
-
 @dataclass(frozen=True, kw_only=True)
 class Applied:
     """The stages of one process, laid over its devices.
@@ -93,7 +82,8 @@ class Applied:
     forms of what each stage gives, `slices` where those of tokens begin and end, if there are.
     `gathers` are scattered buckets in the order in which they are gathered; with `prefetch`
     parameters of shards are gathered before they are needed.
-    `loss` is set where logits are split. With `fills` a data rank without samples must run fillers.
+    `loss` is set where logits are split, or are not scored by cross-entropy. With `fills` a
+    data rank without samples must run fillers.
     """
 
     stage: Stage

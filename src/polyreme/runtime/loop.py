@@ -11,6 +11,7 @@ from pathlib import Path
 from .. import runlog
 from ..data.order import arrange
 from ..errors import RunError
+from . import linear
 from .driver import OnGradients, Said
 from .evaluate import evaluate
 from .feed import Feed, Seat
@@ -99,6 +100,7 @@ class Run:
             assert settings.epochs is not None, "the spec gives steps or epochs"
             self.n_steps = self.order.n_steps(settings.epochs)
         self.route: Route
+        self.team: Team | None = None
         if is_plain:
             self.feed = self._feed(self.applied.places.cell.replica, grid.replica)
             self.route = Native(
@@ -116,8 +118,8 @@ class Run:
             which = self.applied.places.team[0]
             feeds = {each: self._feed(each, n) for each in (range(n) if all_here else (which,))}
             self.feed = feeds[which]
-            team = Team(job, self.applied, feeds, self.order, n, self.n_steps)
-            self.route = (make_route or General)(team, self.applied, world, say=self._said)
+            self.team = Team(job, self.applied, feeds, self.order, n, self.n_steps)
+            self.route = (make_route or General)(self.team, self.applied, world, say=self._said)
         self.state = self.route.state
         self.grid = grid
         # Where one process plays all workers, it scores all samples.
@@ -132,6 +134,7 @@ class Run:
         self.step_s: list[float] = []
         self.compute_s: list[float] = []
         self.n_skipped = 0
+        self.reached = False  # whether the gap that is asked for was seen
         self.tally = Tally()
         self._left_out: tuple[int, ...] = ()  # those that step on their own and last could not
         self.peak_bytes = 0
@@ -182,7 +185,7 @@ class Run:
                 done = self.state.progress.step
                 if not stopped and _due(self.job.train.eval_every, before, done):
                     stopped = self._evaluate()
-                if stopped:
+                if stopped or self.reached:
                     break
                 if _due(self.job.train.checkpoint_every, before, done):
                     if self.job.train.keep_best is not None and self.evaluated != done:
@@ -199,7 +202,9 @@ class Run:
             self._save()
             self._saved()
         return Outcome(
-            status="done" if self.evaluated == done >= self.n_steps else "interrupted",
+            status="done"
+            if self.evaluated == done and (self.reached or done >= self.n_steps)
+            else "interrupted",
             steps=done,
             samples=self.state.progress.samples,
             tokens=self.state.progress.tokens,
@@ -232,6 +237,7 @@ class Run:
             for rank, what in came.faults:
                 log.write(runlog.FaultEvent(t=log.t, attempt=log.attempt, what=what, rank=rank))
         self.tally.add(came)
+        self.reached = self.reached or linear.reached(came.gap, settings.gap)
         self.peak_bytes = max(self.peak_bytes, result.memory_bytes)
         if not result.skipped:
             self.final_loss = result.loss
@@ -335,6 +341,8 @@ class Run:
                 sample_ids=came.sample_ids() if listed else None,
                 delays=runlog.histogram(d for _, d in came.delays) if came.delays else None,
                 suspects=came.suspects or None,
+                objective=came.objective,
+                gap=came.gap,
             )
         )
 
@@ -355,6 +363,9 @@ class Run:
         if found is None:
             return True
         self.evaluated = self.state.progress.step
+        if self.team is not None:
+            found |= self.team.certified(self.applied, self.world)
+            self.reached = self.reached or linear.reached(found.get("gap"), self.job.train.gap)
         if not found:
             return False
         self.metrics = found

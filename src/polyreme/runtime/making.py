@@ -19,7 +19,7 @@ from torch.distributed.tensor import DTensor
 
 from ..errors import ConfigError, Violation
 from ..graph.cut import Cut
-from ..graph.layer import LayerGraph
+from ..graph.layer import LayerGraph, Loss
 from ..graph.tensor import token_interval
 from ..plan.grid import Grid, grid_of
 from ..plan.ir import Action, Leaf, Plan, accumulation_order, axes
@@ -265,10 +265,10 @@ class _Maker:
             found.append((dtype, shape))
         return tuple(found)
 
-    def _loss(self) -> SplitLoss | None:
-        """How logits of which each tensor part holds some are scored; None where all hold all."""
+    def _loss(self) -> Loss | None:
+        """The model's own, or how logits of which each tensor part holds some are scored."""
         if self.tp.degree == 1:
-            return None
+            return self.graph.loss
         plan = self.graph.tensor_plan(self.graph.output.rpartition(".")[0])
         assert plan is not None, "the plan was checked"
         n_classes = plan.vocabulary

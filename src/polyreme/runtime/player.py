@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Protocol
 
 import torch
@@ -19,6 +20,7 @@ from ..algo.effects import (
     Compute,
     Computed,
     Effect,
+    Local,
     Members,
     Now,
     Numbers,
@@ -98,7 +100,9 @@ class Player:
     def _carry_out(self, effect: Effect) -> Any:
         match effect:
             case Compute():
-                return self._compute(effect)
+                return self._timed(partial(self.gradients, effect.params, effect.batch))
+            case Local():
+                return self._timed(effect.work)
             case SumShards():
                 if self.over_replica is None:
                     return effect.partial
@@ -126,9 +130,9 @@ class Player:
                 time.sleep(effect.seconds)
         return None
 
-    def _compute(self, effect: Compute) -> Computed:
+    def _timed(self, work: Callable[[], Any]) -> Any:
         start_s = time.perf_counter()
-        found = self.gradients(effect.params, effect.batch)
+        found = work()
         self.compute_s += time.perf_counter() - start_s
         return found
 

@@ -27,6 +27,7 @@ class Came:
     of, `read_ids` gives the numbers of a rank's samples. `delays` are of gradients that were
     applied, with the worker of each; `suspects` are workers that an aggregate set aside, or that
     stood farthest from it; `faults` befell members that were begun anew.
+    `objective` and `gap` are of the parameters before it, where they are known.
     """
 
     result: StepResult
@@ -39,6 +40,8 @@ class Came:
     delays: tuple[tuple[int, int], ...] = ()
     suspects: tuple[int, ...] = ()
     faults: tuple[tuple[int, str], ...] = ()
+    objective: float | None = None
+    gap: float | None = None
 
 
 class Route(Protocol):

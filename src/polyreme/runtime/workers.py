@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Protocol
 
@@ -11,8 +12,9 @@ from ..algo.effects import Record, Seen
 from ..algo.sync.kind import State as WorkerState
 from ..algo.vector import mean
 from ..algo.worker import Worker
+from ..convex.task import LinearTask
 from ..data.order import Ordering
-from . import own
+from . import linear, own
 from .applied import Applied
 from .driver import Said, StepResult
 from .feed import Feed
@@ -56,7 +58,8 @@ class Team:
         self.job, self.n = job, n
         self.algorithm, self._order, self._n_steps = job.algorithm, order, n_steps
         self._feed = next(iter(feeds.values()))
-        self.gradients = Gradients(applied, feeds, seed=job.train.seed)
+        self.tasks: dict[int, LinearTask] = {}
+        self.gradients = self._gradients(applied, feeds)
         self.part = _part(applied)
         self.workers = {rank: self._worker(rank) for rank in feeds}
         self.algorithm.sync.fits(self.gradients.layout.n_entries)
@@ -83,6 +86,17 @@ class Team:
         else:
             self.gradients.put(mean(workers.each(models)))
         self.settle_buffers(workers)
+
+    def certified(self, applied: Applied, world: World) -> dict[str, float]:
+        """Objective and gap of a linear model as it is in the stage; all ranks call it together."""
+        if not self.tasks:
+            return {}
+        found = linear.certified(self.tasks, applied, world, self.gradients.start())
+        return {
+            name: value
+            for name, value in (("objective", found.objective), ("gap", found.gap))
+            if math.isfinite(value)
+        }
 
     def settle_buffers(self, workers: Workers) -> None:
         """Bring the mean of workers' buffers into the stage."""
@@ -155,6 +169,8 @@ class Team:
                 read_ids=lambda rank: gradients.feeds[rank].own_ids(told[rank][0]),
                 delays=tuple(zip(record.seen.workers, record.delays, strict=False)),
                 suspects=record.suspects,
+                objective=record.objective,
+                gap=record.gap,
             )
             for number, record in enumerate(records)
         ]
@@ -162,6 +178,24 @@ class Team:
     def _ids(self, step: int) -> Callable[[], tuple[int, ...] | None]:
         in_step = self.algorithm.sync.in_step
         return lambda: self._feed.sample_ids(step) if in_step else None
+
+    def _gradients(self, applied: Applied, feeds: Mapping[int, Feed]) -> Gradients:
+        """Of the model's layers; where it is linear, of its rows, which are dealt out for good."""
+        job, seed = self.job, self.job.train.seed
+        if job.objective is None:
+            return Gradients(applied, feeds, seed=seed)
+        self.tasks = linear.tasks(
+            job.source,
+            job.objective,
+            job.partition,
+            which=tuple(feeds),
+            n_workers=self.n,
+            global_batch=job.train.global_batch,
+            seed=seed,
+        )
+        return linear.LinearGradients(
+            applied, feeds, seed=seed, source=job.source, objective=job.objective
+        )
 
     def _worker(self, rank: int) -> Worker:
         train, rate, n_steps = self.job.train, self.algorithm.rule.lr, self._n_steps
@@ -175,6 +209,7 @@ class Team:
             n_samples=self._order.n_own(rank),
             n_steps=n_steps,
             attack=self.job.attack,
+            task=self.tasks.get(rank),
         )
 
 

@@ -13,6 +13,7 @@ from ..algo.effects import (
     Compute,
     Computed,
     Effect,
+    Local,
     Members,
     Now,
     Received,
@@ -289,16 +290,16 @@ class Simulation:
 
     def _wait(self, player: Player, effect: Effect) -> None:
         player.blocked, player.since_s, player.begun = effect, self.clock.now_s, True
-        if isinstance(effect, Compute):
-            me = player.me
-            self._asked[me.rank] = effect
-            seconds = self.compute.gradient_s(me.rank, me.n, effect.batch, self.seed)
-            player.spent.compute_s += seconds
-            player.n_batches, player.until_s = effect.batch + 1, self.clock.now_s + seconds
+        if isinstance(effect, Compute | Local):
+            me, batch = player.me, player.n_batches
+            if isinstance(effect, Compute):
+                self._asked[me.rank], batch = effect, effect.batch
+                player.n_batches = batch + 1
+            seconds = self.compute.gradient_s(me.rank, me.n, batch, self.seed)
+            player.takes(seconds * getattr(effect, "batches", 1.0), self.clock.now_s)
             self.clock.at(player.until_s, self._computed, player)
         elif isinstance(effect, Sleep):
-            player.spent.wait_s += effect.seconds
-            player.until_s = self.clock.now_s + effect.seconds
+            player.takes(effect.seconds, self.clock.now_s, waits=True)
             self.clock.at(player.until_s, self._go_on, player, None)
         else:
             assert isinstance(effect, Agree | Combine | Sum), f"{effect} is no effect"
@@ -306,14 +307,15 @@ class Simulation:
 
     def _computed(self, player: Player) -> None:
         """Go on with a gradient; the first that is due is computed with all that were asked for."""
-        rank = player.me.rank
+        rank, effect = player.me.rank, player.blocked
         if player.gone:
             return
         if rank in self._asked:
             asked, self._asked = self._asked, {}
             each = [(other, effect.params, effect.batch) for other, effect in asked.items()]
             self._found |= zip(asked, self._together(each), strict=True)
-        self._go_on(player, self._found.pop(rank))
+        answer = effect.work() if isinstance(effect, Local) else self._found.pop(rank)
+        self._go_on(player, answer)
 
     def _one_by_one(self, asked: Sequence[tuple[int, torch.Tensor, int]]) -> list[Computed]:
         return [self.gradients(*each) for each in asked]

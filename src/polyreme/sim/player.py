@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..algo.effects import Compute, Effect, Record, Sleep, with_suspects
+from ..algo.effects import Compute, Effect, Local, Record, Sleep, with_suspects
 from ..algo.worker import Worker
 from .links import Mail
 from .spent import Spent
@@ -39,9 +39,17 @@ class Player:
         found, self.suspects = self.suspects, ()
         return with_suspects(record, found)
 
+    def takes(self, seconds: float, now_s: float, waits: bool = False) -> None:
+        """It computes, or waits, for so long."""
+        self.until_s = now_s + seconds
+        if waits:
+            self.spent.wait_s += seconds
+        else:
+            self.spent.compute_s += seconds
+
     def left(self, now_s: float) -> None:
         """It goes, from whatever it was at."""
-        if isinstance(self.blocked, Compute):
+        if isinstance(self.blocked, Compute | Local):
             self.spent.compute_s -= self.until_s - now_s
         elif isinstance(self.blocked, Sleep):
             self.spent.wait_s -= self.until_s - now_s

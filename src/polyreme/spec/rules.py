@@ -15,6 +15,7 @@ from ..data.options import Arrays
 from ..errors import Violation
 from ..plan.options import degrees_left
 from . import fit
+from .linear import linear
 from .options import Spec
 from .partial import checked
 
@@ -46,6 +47,7 @@ def impossible(
         partial(_faults, spec),
         partial(_attack, spec),
         partial(_weights, spec),
+        partial(linear, spec),
     )
     # Where the data are of the wrong form, a length of sequences may yet be right.
     apart = checked(partial(fit.form, spec), "spec")

@@ -25,6 +25,8 @@ from .ormo import OrMoDA as OrMoDA
 from .partial_reduce import PartialReduce as PartialReduce
 from .push_sum import AsyncPushSum as AsyncPushSum
 from .r2sp import R2SP as R2SP
+from .scope import PSCOPE as PSCOPE
+from .scope import SCOPE as SCOPE
 from .shifted_momentum import ShiftedMomentum as ShiftedMomentum
 from .smega2 import SMEGA2 as SMEGA2
 from .ssp import SSP as SSP
@@ -56,4 +58,6 @@ Sync = (
     | PartialReduce
     | ADPSGD
     | AsyncPushSum
+    | SCOPE
+    | PSCOPE
 )

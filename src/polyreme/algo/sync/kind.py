@@ -38,6 +38,11 @@ class SyncKind(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     adds_up: ClassVar[bool] = False
     """Whether what workers sent is added up over steps, of which the mean is known."""
 
+    finite_sum: ClassVar[bool] = False
+    """Whether it sums over all samples of a linear model, of which it has a `task`."""
+    smooth: ClassVar[bool] = False
+    """Whether it takes gradients of a linear model's penalty."""
+
     @property
     def n_vectors(self) -> int:
         """Vectors of the parameters' size that it keeps beside them, the rule's and feedback's."""

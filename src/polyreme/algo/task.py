@@ -1,0 +1,106 @@
+"""What a worker can be asked of its own samples where the model is linear."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    import torch
+
+
+class Here(Protocol):
+    """At a model w: gradient [D] and value of the loss, summed over samples; each one's slope."""
+
+    @property
+    def gradient(self) -> torch.Tensor:
+        """Of all the worker's samples together."""
+
+    @property
+    def slopes(self) -> torch.Tensor:
+        """The derivative of each sample's loss by its prediction."""
+
+    @property
+    def loss(self) -> float:
+        """Of all the worker's samples together."""
+
+
+class Certificate(Protocol):
+    """The objective at a model, by how much it may be above the optimum, and what else tells.
+
+    `gap` is infinite where nothing bounds it; `gradient` is the largest entry of w - prox(w - z).
+    """
+
+    @property
+    def objective(self) -> float:
+        """P(w)."""
+
+    @property
+    def gap(self) -> float:
+        """P(w) is at most so much above its optimum."""
+
+    @property
+    def gradient(self) -> float:
+        """0 at an optimum."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Steps:
+    """Variance-reduced steps from `start`, with the slopes at an anchor and its gradient `b`.
+
+    Each draws a sample i of the worker's: u <- prox((1 - eta mu) u - eta (b + (its gradient at u
+    less its gradient at the anchor))). `exact` says whether the penalty's prox is taken, or what
+    it has of l2 is in `mu` and `b`. What is given is the last model, or the `mean` of all.
+    """
+
+    start: torch.Tensor
+    slopes: torch.Tensor
+    b: torch.Tensor
+    n: int
+    eta: float
+    seed: Sequence[int]
+    mu: float = 0.0
+    exact: bool = True
+    mean: bool = False
+
+
+class Task(Protocol):
+    """A worker's samples of a finite sum, P(w) = 1/n sum_i loss_i(w) + R(w), w in float64 [D]."""
+
+    @property
+    def n_own(self) -> int:
+        """Samples of this worker."""
+
+    @property
+    def l2(self) -> float:
+        """R's weight of |w|^2 / 2."""
+
+    def batches(self, n_samples: int) -> float:
+        """How many of the worker's batches so many samples are."""
+
+    def at(self, w: torch.Tensor) -> Here:
+        """Gradient, slopes and loss there."""
+
+    def loss(self, w: torch.Tensor) -> float:
+        """The summed loss there."""
+
+    def conjugates(self, slopes: torch.Tensor, c: float) -> float:
+        """The sum of the loss's conjugates at c times the slopes."""
+
+    def shrink(self, z: torch.Tensor) -> float:
+        """The largest c <= 1 for which R's conjugate is finite at c z."""
+
+    def prox(self, w: torch.Tensor, eta: float) -> torch.Tensor:
+        """argmin_u R(u) + |u - w|^2 / (2 eta)."""
+
+    def certificate(
+        self, w: torch.Tensor, z: torch.Tensor, mean_loss: float, conjugates: float
+    ) -> Certificate:
+        """From the whole sum's gradient, mean loss, and mean conjugate at `shrink` of slopes."""
+
+    def steps(self, asked: Steps) -> torch.Tensor:
+        """Where the steps lead."""
+
+    def first_eta(self, w: torch.Tensor, exact: bool, mu: float) -> float:
+        """A step size from the samples' smoothness, and from a search on a few of them."""

@@ -1,0 +1,95 @@
+"""A worker's rows as algorithms ask for them: vectors of torch, over the same memory."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from ..algo.task import Steps
+from . import choice, steps
+from .problem import Certificate, certificate
+from .shard import Shard
+
+
+@dataclass(frozen=True, kw_only=True)
+class Here:
+    """At a model: the gradient [D] of the summed loss, each row's slope [N], the summed loss."""
+
+    gradient: torch.Tensor
+    slopes: torch.Tensor
+    loss: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class LinearTask:
+    """See `algo.task.Task`. `batch` are the rows of one of the worker's batches."""
+
+    shard: Shard
+    batch: int
+
+    @property
+    def n_own(self) -> int:
+        """Rows of this worker."""
+        return len(self.shard)
+
+    @property
+    def l2(self) -> float:
+        """Weight of |w|^2 / 2."""
+        return self.shard.objective.penalty.l2
+
+    def batches(self, n_samples: int) -> float:
+        """Of so many rows."""
+        return n_samples / self.batch
+
+    def at(self, w: torch.Tensor) -> Here:
+        """One pass over the rows."""
+        found = self.shard.at(w.numpy())
+        gradient, slopes = torch.from_numpy(found.gradient), torch.from_numpy(found.slopes)
+        return Here(gradient=gradient, slopes=slopes, loss=found.loss)
+
+    def loss(self, w: torch.Tensor) -> float:
+        """One pass over the rows."""
+        return self.shard.loss(w.numpy())
+
+    def conjugates(self, slopes: torch.Tensor, c: float) -> float:
+        """The summed conjugates at c times the slopes."""
+        return self.shard.conjugates(slopes.numpy(), c)
+
+    def shrink(self, z: torch.Tensor) -> float:
+        """See `Penalty.shrink`."""
+        return self.shard.objective.penalty.shrink(z.numpy())
+
+    def prox(self, w: torch.Tensor, eta: float) -> torch.Tensor:
+        """See `Penalty.prox`."""
+        return torch.from_numpy(self.shard.objective.penalty.prox(w.numpy(), eta))
+
+    def certificate(
+        self, w: torch.Tensor, z: torch.Tensor, mean_loss: float, conjugates: float
+    ) -> Certificate:
+        """See `problem.certificate`."""
+        return certificate(self.shard.objective, w.numpy(), z.numpy(), mean_loss, conjugates)
+
+    def steps(self, asked: Steps) -> torch.Tensor:
+        """Rows are drawn with replacement."""
+        if not self.n_own:
+            return asked.start
+        order = np.random.default_rng(asked.seed).integers(0, self.n_own, asked.n)
+        return torch.from_numpy(
+            steps.walked(
+                self.shard,
+                asked.start.numpy(),
+                asked.slopes.numpy(),
+                asked.b.numpy(),
+                order,
+                asked.eta,
+                mu=asked.mu,
+                exact=asked.exact,
+                mean=asked.mean,
+            )
+        )
+
+    def first_eta(self, w: torch.Tensor, exact: bool, mu: float) -> float:
+        """See `choice.first_eta`."""
+        return choice.first_eta(self.shard, w.numpy(), exact=exact, mu=mu)
