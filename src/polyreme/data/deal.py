@@ -9,7 +9,7 @@ import numpy as np
 from ..errors import ConfigError, Violation
 from . import shuffle
 from .order import share
-from .partition import Classes, Dirichlet, Partition
+from .partition import Classes, Dirichlet, Feature, Partition
 
 if TYPE_CHECKING:
     from .source import Source
@@ -25,6 +25,8 @@ def deal(partition: Partition, source: Source, n_workers: int, seed: int) -> tup
     """
     if isinstance(partition, Dirichlet):
         parts = dirichlet(source.labels(), n_workers, partition.alpha, seed)
+    elif isinstance(partition, Feature):
+        parts = sorted_by(_column(partition.feature, source), n_workers)
     elif isinstance(partition, Classes):
         parts = classes(source.labels(), n_workers, partition.per_worker, seed)
     else:
@@ -47,6 +49,28 @@ def deal(partition: Partition, source: Source, n_workers: int, seed: int) -> tup
 def _some(names: list[str], most: int = 8) -> str:
     listed = ", ".join(names[:most])
     return f"{listed} and {len(names) - most} more" if len(names) > most else listed
+
+
+def sorted_by(values: np.ndarray, n_workers: int) -> list[np.ndarray]:
+    """Equal shares of the samples sorted by their values; those alike stay in order."""
+    order = np.argsort(values, kind="stable")
+    return [share(order, worker, n_workers) for worker in range(n_workers)]
+
+
+def _column(feature: int, source: Source) -> np.ndarray:
+    """A feature of all samples."""
+    shape = source.sample.fields["features"].shape if "features" in source.sample.fields else ()
+    if len(shape) != 1 or feature >= shape[0]:
+        rule = "is of features, and samples have none" if len(shape) != 1 else "is no feature"
+        legal = f"0 to {shape[0] - 1}" if len(shape) == 1 else '"iid", or data of features'
+        raise ConfigError(
+            [Violation(path="data.partition.feature", value=feature, rule=rule, legal=legal)]
+        )
+    rows = getattr(source, "rows", None)
+    if rows is not None:
+        return np.asarray(rows.column(feature))
+    column: np.ndarray = source.train(np.arange(source.n_train))["features"][:, feature].numpy()
+    return column
 
 
 def iid(n_samples: int, n_workers: int, seed: int) -> list[np.ndarray]:

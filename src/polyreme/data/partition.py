@@ -57,4 +57,24 @@ class Classes(
     per_worker: Annotated[int, msgspec.Meta(ge=1)] = 2
 
 
-Partition = Iid | Dirichlet | Classes | Literal["iid"]
+class Feature(
+    msgspec.Struct,
+    frozen=True,
+    kw_only=True,
+    tag="feature",
+    tag_field="kind",
+    forbid_unknown_fields=True,
+):
+    """Samples sorted by the value of a feature are cut into equal shares, one a worker.
+
+    For samples of features: workers see different inputs, as where data were gathered in
+    different places.
+
+    Attributes:
+        feature: Number of the feature, from 0.
+    """
+
+    feature: Annotated[int, msgspec.Meta(ge=0)] = 0
+
+
+Partition = Iid | Dirichlet | Classes | Feature | Literal["iid"]

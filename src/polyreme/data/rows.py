@@ -70,6 +70,13 @@ class Rows:
             n_features=self.n_features,
         )
 
+    def column(self, feature: int) -> np.ndarray:
+        """A feature of all rows [N]."""
+        found = np.zeros(len(self), self.values.dtype)
+        at = np.flatnonzero(self.indices == feature)
+        found[np.searchsorted(self.indptr, at, side="right") - 1] = self.values[at]
+        return found
+
     def dense(self) -> np.ndarray:
         """All numbers [N, n_features]."""
         whole = np.zeros((len(self), self.n_features), self.values.dtype)
