@@ -61,7 +61,7 @@ class Feature(
     msgspec.Struct,
     frozen=True,
     kw_only=True,
-    tag="feature",
+    tag="by_feature",
     tag_field="kind",
     forbid_unknown_fields=True,
 ):
