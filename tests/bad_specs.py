@@ -39,6 +39,7 @@ _VALUES: Mapping[str, Any] = {  # of fields that name what must be there
     "data.arrays.path": "arrays.npz",
     "data.images.path": "images",
     "data.svmlight.path": "points.svm",
+    "data.csr.path": "rows",
     "data.datasets.path": "dataset",
     "data.datasets.columns": {"features": "x", "labels": "y"},
 }
@@ -51,6 +52,8 @@ _PARTNERS = (  # kinds of model and data that go together
     ("resnet20", "images"),
     ("mlp", "arrays"),
     ("mlp", "svmlight"),
+    ("mlp", "csr"),
+    ("mlp", "generated"),
     ("mlp", "datasets"),
     ("python", "digits"),
 )
@@ -79,6 +82,9 @@ def files(folder: Path) -> None:
             packed.writestr(f"{name}.npy", b"")
     (folder / "images" / "a").mkdir(parents=True)
     (folder / "points.svm").write_text("1 1:2\n")
+    (folder / "rows").mkdir()
+    for name in ("indptr", "indices", "values", "n_features", "labels"):
+        (folder / "rows" / f"{name}.npy").write_bytes(b"")
     (folder / "dataset").mkdir()
     (folder / "dataset" / "state.json").write_text("{}")
     (folder / "model.py").write_text("def make(): ...\n")

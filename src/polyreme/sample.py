@@ -26,9 +26,10 @@ class SampleSpec(msgspec.Struct, frozen=True, kw_only=True):
 
     Fields: ``input_ids`` [T] int64, ``decoder_input_ids``, ``pixel_values`` [C, H, W] float32,
     ``features`` [D] float32, ``labels`` (scalar or [T]) int64, already shifted for language
-    models; -100 carries no loss. `n_classes` is the vocabulary for text. Where samples are given
-    as the numbers that are stored, `stored` is the most that one has: batches have ``indices`` and
-    ``values`` then in place of ``features``, and ``labels`` are float64.
+    models; -100 carries no loss. `n_classes` is the vocabulary for text.
+
+    Where samples are sparse, `stored` is K, the numbers of the longest row: in the place of
+    ``features`` come ``indices`` [K] int64 and ``values`` [K], and ``labels`` is float64.
     """
 
     fields: Mapping[str, TensorSpec]

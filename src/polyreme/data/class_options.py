@@ -11,7 +11,6 @@ import msgspec
 from ..errors import Violation, literal, nearest_first
 from ..nearby import nearby
 from ..sample import Form
-from . import files
 from .gives import Gives
 from .partition import Partition
 
@@ -241,54 +240,6 @@ class Images(
         from .images import open_images
 
         return open_images(self, seed)
-
-
-class Svmlight(
-    msgspec.Struct,
-    frozen=True,
-    kw_only=True,
-    tag="svmlight",
-    tag_field="kind",
-    forbid_unknown_fields=True,
-):
-    """svmlight (LIBSVM) files, given as dense features. Indices may start at 0 or 1.
-
-    Attributes:
-        path: A file, a folder or a glob; names that end in .gz are unpacked.
-        n_features: Width of a sample; unless given, the largest index in any of the files.
-        heldout: Share of each class that is held out, or other files, named as by `path`.
-        partition: How samples are dealt to workers that own their data; unless given, all share
-            one order.
-    """
-
-    path: Annotated[str, msgspec.Meta(examples=["points.svm"])]
-    n_features: _Positive | None = None
-    heldout: Share | str = 0.1
-    partition: Partition | None = None
-
-    needs_seq_len: ClassVar[bool] = False
-    forms: ClassVar[tuple[Form, ...]] = ("features",)
-    imports: ClassVar[tuple[str, ...]] = ("sklearn.datasets",)
-
-    @classmethod
-    def describe(cls) -> str:
-        """One line for a list, with where the data come from."""
-        return "svmlight (LIBSVM) files, plain or .gz (your own)"
-
-    @property
-    def gives(self) -> Gives:
-        """Features."""
-        return Gives(form="features")
-
-    def check(self) -> list[Violation]:
-        """Everything wrong with these options, as far as is seen without reading the data."""
-        return files.parts(self.path, self.heldout)
-
-    def open(self, seq_len: int | None, seed: int) -> Source:
-        """Parse the files. Raises ConfigError where `check` or the data find a fault."""
-        from .svmlight import open_svmlight
-
-        return open_svmlight(self)
 
 
 def _holds_folders(folder: Path) -> bool:

@@ -13,9 +13,10 @@ from ..errors import Violation, literal
 from ..nearby import nearby
 from ..sample import Form, Objective
 from . import gives
-from .class_options import Arrays, Augment, Digits, Images, Svmlight
+from .class_options import Arrays, Augment, Digits, Images
 from .gives import Gives
 from .partition import Classes, Dirichlet, Iid, Partition
+from .sparse_options import Csr, Generated, Svmlight
 from .text_options import PythonSource, Share, Text, Tokens, tokenizer_missing, unlabelled
 
 if TYPE_CHECKING:
@@ -25,10 +26,12 @@ __all__ = [
     "Arrays",
     "Augment",
     "Classes",
+    "Csr",
     "Data",
     "Datasets",
     "Digits",
     "Dirichlet",
+    "Generated",
     "Iid",
     "Images",
     "Partition",
@@ -147,4 +150,6 @@ class Datasets(
         return open_datasets(self, seq_len, seed)
 
 
-Data = PythonSource | Text | Tokens | Digits | Arrays | Images | Svmlight | Datasets
+Data = (
+    PythonSource | Text | Tokens | Digits | Arrays | Images | Svmlight | Csr | Generated | Datasets
+)

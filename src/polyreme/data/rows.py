@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -60,9 +61,10 @@ class Rows:
             and np.array_equal(which, np.arange(which[0], which[0] + n))
         ):
             return self.between(int(which[0]), int(which[0]) + n)
-        counts = np.diff(self.indptr)[which]
+        starts = self.indptr[which]
+        counts = self.indptr[which + 1] - starts
         indptr = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
-        at = np.repeat(self.indptr[:-1][which] - indptr[:-1], counts) + np.arange(indptr[-1])
+        at = np.repeat(starts - indptr[:-1], counts) + np.arange(indptr[-1])
         return Rows(
             indptr=indptr,
             indices=self.indices[at],
@@ -77,6 +79,16 @@ class Rows:
         found[np.searchsorted(self.indptr, at, side="right") - 1] = self.values[at]
         return found
 
+    def padded(self, width: int) -> tuple[np.ndarray, np.ndarray]:
+        """Features (int64) and values [N, width] of the numbers stored; 0 and 0 fill a row."""
+        counts = np.diff(self.indptr)
+        row = np.repeat(np.arange(len(self)), counts)
+        place = np.arange(self.n_stored) - np.repeat(self.indptr[:-1], counts)
+        indices = np.zeros((len(self), width), np.int64)
+        values = np.zeros((len(self), width), self.values.dtype)
+        indices[row, place], values[row, place] = self.indices, self.values
+        return indices, values
+
     def dense(self) -> np.ndarray:
         """All numbers [N, n_features]."""
         whole = np.zeros((len(self), self.n_features), self.values.dtype)
@@ -89,6 +101,20 @@ class Rows:
 
         parts = (self.values, self.indices, self.indptr)
         return sparse.csr_matrix(parts, shape=(len(self), self.n_features))
+
+    @staticmethod
+    def joined(parts: Sequence[Rows]) -> Rows:
+        """Rows of the same features, one part after another; a single part is not copied."""
+        if len(parts) == 1:
+            return parts[0]
+        starts = np.cumsum([0, *(part.n_stored for part in parts)])
+        ends = [part.indptr[1:] + at for part, at in zip(parts, starts, strict=False)]
+        return Rows(
+            indptr=np.concatenate([np.zeros(1, np.int64), *ends]),
+            indices=np.concatenate([part.indices for part in parts]),
+            values=np.concatenate([part.values for part in parts]),
+            n_features=parts[0].n_features,
+        )
 
     @staticmethod
     def of(matrix: Any) -> Rows:

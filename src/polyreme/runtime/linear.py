@@ -16,6 +16,7 @@ from ..data.deal import deal
 from ..data.partition import Iid, Partition
 from ..data.rows import Rows
 from ..data.source import Source
+from ..data.sparse_source import SparseSource
 from .applied import Applied
 from .feed import Feed
 from .gradients import Gradients
@@ -27,9 +28,8 @@ def labelled(source: Source, objective: Objective) -> tuple[Rows, np.ndarray]:
 
     Raises ConfigError where labels are not two classes.
     """
-    rows = getattr(source, "rows", None)
-    if rows is not None:
-        return rows, source.targets(objective.classifies)  # type: ignore[attr-defined]
+    if isinstance(source, SparseSource):
+        return source.rows, source.signs()[0] if objective.classifies else source.targets
     fields = source.train(np.arange(source.n_train))
     y = fields["labels"].double().numpy()
     if objective.classifies:

@@ -10,7 +10,7 @@ from msgspec import inspect as types
 
 from ..data.options import Data
 from ..errors import Violation, literal, nearest_first
-from ..graph.options import TASKS, Folder
+from ..graph.options import TASKS, Folder, Linear
 from ..sample import Form, Objective
 from .forms import example
 from .options import Spec
@@ -23,7 +23,9 @@ _LEARNS: Mapping[Objective, str] = {
 
 
 def matched(spec: Spec) -> Spec:
-    """The spec with the objective written into its text, where that was left to the model."""
+    """The spec with what data leave to the model: what text is read for, and sparse features."""
+    if isinstance(spec.model, Linear) and hasattr(spec.data, "sparse"):
+        return msgspec.structs.replace(spec, data=msgspec.structs.replace(spec.data, sparse=True))
     if spec.data.gives.form != "text":
         return spec
     data = msgspec.structs.replace(spec.data, objective=_objective(spec))
