@@ -59,7 +59,10 @@ def outcome_rows(run: Run) -> tuple[Row, ...]:
     virtual = "virtual " if run.simulated else ""
     rows = [Row(label="final training loss", value=number(total.final_loss))]
     for name, value in total.metrics.items():
-        if name in BASELINES:
+        if name in BASELINES or (name == "gap" and "objective" in total.metrics):
+            continue
+        if name == "objective":
+            rows.append(_certified(value, total.metrics.get("gap")))
             continue
         note = beside_baseline(run) if name == "heldout_loss" else ""
         shown = percent(value) if name.endswith("accuracy") else number(value)
@@ -94,6 +97,13 @@ def outcome_rows(run: Run) -> tuple[Row, ...]:
         Row(label=f"{virtual}time", value=seconds(total.seconds), note=count(total.steps, "step")),
     ]
     return tuple(rows)
+
+
+def _certified(objective: float | None, gap: float | None) -> Row:
+    """A linear model's objective, with as many digits as its gap makes known."""
+    shown = UNKNOWN if objective is None else f"{objective:.10g}"
+    note = "no bound known" if gap is None else f"at most {max(0.0, gap):.1e} above its optimum"
+    return Row(label="objective", value=shown, note=note)
 
 
 def prediction_cells(found: Prediction) -> tuple[str, str, str, str]:
