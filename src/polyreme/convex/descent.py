@@ -12,7 +12,7 @@ import numpy as np
 
 from .conjugate import downhill
 from .problem import Penalty
-from .quadratic import prox_group
+from .quadratic import in_use, least_of_one, prox_group
 
 _Array = np.ndarray
 Columns = tuple[np.ndarray, np.ndarray, np.ndarray]  # starts [D + 1], rows and values by feature
@@ -31,12 +31,15 @@ def minimum(
     if penalty.group_l1:
         blocks = np.add.reduceat(steepest, np.arange(0, len(w), penalty.group_size))
     for _ in range(_TURNS):
-        given = *columns, curves, z, u, q, blocks, penalty.l1, penalty.l2
+        given = *columns, curves, z, u, q
         if penalty.group_l1:
-            group = penalty.group_l1, penalty.group_size
-            rest, whole = _group_sweeps(*given, *group, _SWEEPS, exact, whole)
+            strengths = penalty.l1, penalty.l2, penalty.group_l1
+            rest, whole = _group_sweeps(
+                *given, blocks, steepest, *strengths, penalty.group_size, _SWEEPS, exact, whole
+            )
         else:
-            rest, whole = _sweeps(*given, _SWEEPS, exact, whole)
+            plain = penalty.l1, penalty.l2
+            rest, whole = _sweeps(*given, steepest, *plain, _SWEEPS, exact, whole)
         if rest or not _step(columns, curves, z, w, u, q, steepest, penalty):
             break
     return u, q
@@ -53,18 +56,16 @@ def _step(
     penalty: Penalty,
 ) -> bool:
     """A Newton step among the entries of u that are not 0; those that it would turn become 0."""
-    which = np.flatnonzero(u)
+    which, group, norms = in_use(u, penalty)
     if not len(which):
         return False
     mine = u[which]
     slope = z[which] + down(*columns, which, curves * q)
     slope += penalty.l2 * mine + penalty.l1 * np.sign(mine)
-    diagonal_, norms, group = steepest[which] + penalty.l2, mine, which
+    own_ = steepest[which] + penalty.l2
     if penalty.group_l1:
-        group = which // penalty.group_size
-        norms = np.sqrt(np.bincount(group, mine * mine))[group]
         slope += penalty.group_l1 * mine / norms
-        diagonal_ = diagonal_ + penalty.group_l1 / norms * (1.0 - (mine / norms) ** 2)
+        own_ = own_ + penalty.group_l1 / norms * (1.0 - (mine / norms) ** 2)
 
     def bent(v: _Array) -> _Array:
         found: _Array = down(*columns, which, curves * across(*columns, which, v, len(q)))
@@ -74,11 +75,12 @@ def _step(
             found += penalty.group_l1 / norms * (v - turned)
         return found
 
-    aim = mine + downhill(bent, diagonal_, slope, rounds=_CONJUGATE)
+    aim = mine + downhill(bent, own_, slope, rounds=_CONJUGATE)
     before = float(z @ (u - w)) + float(curves @ (q * q)) / 2 + penalty.value(u)
     for halves in range(10):
         new = mine + (aim - mine) / 2**halves
-        new[new * mine < 0] = 0.0
+        if penalty.l1:
+            new[new * mine < 0] = 0.0
         there = u.copy()
         there[which] = new
         moved = q + across(*columns, which, new - mine, len(q))
@@ -86,7 +88,17 @@ def _step(
         if after + penalty.value(there) < before:
             u[:], q[:] = there, moved
             return True
-    return False
+    if not penalty.l1:
+        return False
+    # Towards where the first of them becomes 0, Q falls in any case.
+    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+        until = np.where(mine * (aim - mine) < 0, -mine / (aim - mine), 1.0)
+    first = int(until.argmin())
+    new = mine + until[first] * (aim - mine)
+    new[first] = 0.0 if until[first] < 1.0 else new[first]
+    u[which] = new
+    q += across(*columns, which, new - mine, len(q))
+    return True
 
 
 @numba.njit(cache=True, nogil=True)
@@ -203,6 +215,7 @@ def _group_sweeps(
     u: _Array,
     q: _Array,
     steepest: _Array,
+    own_: _Array,
     l1: float,
     l2: float,
     group_l1: float,
@@ -222,13 +235,28 @@ def _group_sweeps(
                 continue
             for j in range(start, stop):
                 r[j] = z[j] + _along(starts, rows, values, curves, q, j)
-            if not prox_group(r, u, start, stop, sharp, l1, l2, group_l1, new):
-                continue
+            prox_group(r, u, start, stop, sharp, l1, l2, group_l1, new)
             for j in range(start, stop):
                 move = new[j - start] - u[j]
                 if move != 0.0:
                     fell += (sharp + l2) * move * move / 2
                     u[j] = new[j - start]
+                    for at in range(starts[j], starts[j + 1]):
+                        q[rows[at]] += move * values[at]
+            norm = 0.0
+            for j in range(start, stop):
+                norm += u[j] * u[j]
+            if norm == 0.0:
+                continue
+            for j in range(start, stop):
+                old, own = u[j], own_[j]
+                others = max(0.0, norm - old * old)
+                aim = own * old - z[j] - _along(starts, rows, values, curves, q, j)
+                move = least_of_one(own + l2, aim, l1, group_l1, others) - old
+                if move != 0.0:
+                    fell += (own + l2) * move * move / 2
+                    u[j] += move
+                    norm = others + u[j] * u[j]
                     for at in range(starts[j], starts[j + 1]):
                         q[rows[at]] += move * values[at]
         whole += fell

@@ -9,7 +9,7 @@ functions"; Yuan, Ho and Lin 2012, "An improved GLMNET for l1-regularized logist
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -154,14 +154,18 @@ def solve(
     `max_rounds` counts Newton steps. Where rounding allows no gap of `tol`, the certificate says
     what was reached.
     """
-    penalty, d = shard.objective.penalty, shard.rows.n_features
+    given, d = shard, shard.rows.n_features
+    penalty = shard.objective.penalty
+    if penalty.group_l1 and penalty.group_size == 1:
+        penalty = replace(penalty, l1=penalty.l1 + penalty.group_l1, group_l1=0.0)
+        shard = replace(shard, objective=replace(shard.objective, penalty=penalty))
     w = np.zeros(d) if start is None else start.astype(float)
     p = passes.predictions(*_parts(shard.rows), w)
     if not (penalty.l1 or penalty.group_l1) or d <= _FEW:
         found = newton(shard, w, p, tol=tol, max_rounds=max_rounds)
     else:
         found = _widening(shard, w, p, tol, max_rounds)
-    final = shard.certificate(found.w)
+    final = given.certificate(found.w)
     return Solved(w=found.w, p=found.p, certificate=final, rounds=found.rounds)
 
 

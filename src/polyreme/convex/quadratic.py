@@ -17,6 +17,7 @@ _Array = np.ndarray
 _SWEEPS = 60  # before the smooth part is solved at once
 _TURNS = 30
 _CROSSINGS = 20
+_MOST_HALVES = 60
 
 
 def minimum(h: _Array, r: _Array, w: _Array, penalty: Penalty, exact: float) -> _Array:
@@ -54,51 +55,61 @@ def _step(h: _Array, r: _Array, u: _Array, penalty: Penalty) -> bool:
 
     Otherwise it ended where the first of them became 0.
     """
-    which = np.flatnonzero(u)
+    which, group, norms = in_use(u, penalty)
     if not len(which):
         return True
     part, mine = h[np.ix_(which, which)], u[which]
     down = -(r[which] + penalty.l2 * mine + penalty.l1 * np.sign(mine))
     if penalty.group_l1:
-        group = which // penalty.group_size
-        norms = np.sqrt(np.bincount(group, mine * mine))[group]
         down -= penalty.group_l1 * mine / norms
-        same = group[:, None] == group[None, :]
-        turn = -np.outer(mine / norms, mine / norms) * same
-        turn[np.diag_indices_from(turn)] += 1.0
-        part += penalty.group_l1 / norms[:, None] * turn
+        part[np.diag_indices_from(part)] += penalty.group_l1 / norms
+        above = part.copy()
+        turn = np.outer(mine / norms, penalty.group_l1 / norms * mine / norms)
+        turn[group[:, None] != group[None, :]] = 0.0
+        part -= turn
     move = _solved(part, down, penalty.l2)
-    with np.errstate(divide="ignore", invalid="ignore"):
-        until = np.where(mine * move < 0, -mine / move, np.inf)
-    first, step = int(until.argmin()), 1.0
-    if until[first] <= 1.0:
-        step = float(until[first])
-    move *= step
+    first, step = 0, 1.0
+    if penalty.l1:
+        with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+            until = np.where(mine * move < 0, -mine / move, np.inf)
+        first = int(until.argmin())
+        step = min(1.0, float(until[first]))
+        move *= step
     if penalty.group_l1:
-        move = _shorter(h, r, u, which, move, penalty)
-        u[which] += move
-    else:
-        u[which] += move
-        if step < 1.0:
-            move[first] = -mine[first]
-            u[which[first]] = 0.0
+        halves = _halves(h, r, u, which, move, penalty)
+        move *= 0.5**halves
+        if halves:
+            step = 1.0
+            if not penalty.l1:  # a parabola that lies above Q: no step to its minimum is too long
+                move = _solved(above, down, penalty.l2)
+    if step < 1.0:
+        move[first] = -mine[first]
+    u[which] = mine + move
     r += move @ h[which]
     return step == 1.0
 
 
-def _shorter(
-    h: _Array, r: _Array, u: _Array, which: _Array, move: _Array, penalty: Penalty
-) -> _Array:
-    """The move, halved until Q does not grow."""
-    across = h[np.ix_(which, which)] @ move
-    here = penalty.value(u)
-    for _ in range(30):
-        there = u.copy()
-        there[which] += move
-        if r[which] @ move + across @ move / 2 + penalty.value(there) - here <= 0.0:
-            return move
-        move, across = move / 2, across / 2
-    return np.zeros_like(move)
+def in_use(u: _Array, penalty: Penalty) -> tuple[_Array, _Array, _Array]:
+    """Entries about which R is smooth; the group of each, and that group's norm."""
+    if not penalty.group_l1:
+        which = np.flatnonzero(u)
+        return which, which, u[which]
+    size = penalty.group_size
+    norms = np.repeat(np.sqrt(np.add.reduceat(u * u, np.arange(0, len(u), size))), size)
+    which = np.flatnonzero((norms[: len(u)] > 1e-140) & ((u != 0.0) | (penalty.l1 == 0.0)))
+    return which, which // size, norms[which]
+
+
+def _halves(h: _Array, r: _Array, u: _Array, which: _Array, move: _Array, penalty: Penalty) -> int:
+    """How often the move is halved until Q does not grow."""
+    slope, bend, here = float(r[which] @ move), move @ h[np.ix_(which, which)] @ move, u.copy()
+    for halves in range(_MOST_HALVES):
+        length = 0.5**halves
+        here[which] = u[which] + length * move
+        grown = penalty.value(here) - penalty.value(u)
+        if length * slope + length**2 * bend / 2 + grown <= 0.0:
+            return halves
+    return _MOST_HALVES
 
 
 def _solved(h: _Array, b: _Array, l2: float) -> _Array:
@@ -200,24 +211,45 @@ def _group_sweeps(
     whole: float,
     first: float,
 ) -> tuple[bool, float, float]:
-    """As `_sweeps`, a group at a time, by its proximal gradient step."""
+    """As `_sweeps`, by groups: one that stays 0 is left, others go an entry at a time.
+
+    Source: Friedman, Hastie and Tibshirani 2010, "A note on the group lasso and a sparse group
+    lasso".
+    """
     m = u.shape[0]
     new = np.empty(group_size)
     for _ in range(n_sweeps):
         fell, steep = 0.0, 0.0
         for g in range(steepest.shape[0]):
             start, stop = g * group_size, min(m, (g + 1) * group_size)
-            sharp = steepest[g]
-            if sharp <= 0.0:
+            if steepest[g] <= 0.0:
                 continue
-            if not prox_group(r, u, start, stop, sharp, l1, l2, group_l1, new):
-                continue
+            norm, squares = 0.0, 0.0
             for j in range(start, stop):
-                move = new[j - start] - u[j]
+                aim = -r[j]
+                for k in range(start, stop):
+                    aim += h[j, k] * u[k]
+                norm += max(0.0, abs(aim) - l1) ** 2
+                squares += u[j] * u[j]
+            at_rest = math.sqrt(norm) <= group_l1
+            if at_rest:
+                new[:] = 0.0
+            elif squares == 0.0:
+                prox_group(r, u, start, stop, steepest[g], l1, l2, group_l1, new)
+            for j in range(start, stop):
+                sharp = h[j, j] + l2
+                if at_rest or squares == 0.0:
+                    aim = new[j - start]
+                else:
+                    others = 0.0
+                    for k in range(start, stop):
+                        others += u[k] * u[k] if k != j else 0.0
+                    aim = least_of_one(sharp, h[j, j] * u[j] - r[j], l1, group_l1, others)
+                move = aim - u[j]
                 if move != 0.0:
-                    fell += (sharp + l2) * move * move / 2
-                    steep = max(steep, (sharp + l2) * abs(move))
-                    u[j] = new[j - start]
+                    fell += sharp * move * move / 2
+                    steep = max(steep, sharp * abs(move))
+                    u[j] = aim
                     row = h[j]
                     for k in range(m):
                         r[k] += move * row[k]
@@ -254,3 +286,23 @@ def prox_group(
         new[j - start] *= left / (sharp + l2)
         changes = changes or new[j - start] != u[j]
     return changes
+
+
+@numba.njit(cache=True, nogil=True, inline="always")
+def least_of_one(sharp: float, aim: float, l1: float, group_l1: float, others: float) -> float:
+    """The t at the minimum of sharp t^2 / 2 - aim t + l1 |t| + group_l1 (others + t^2)^(1/2)."""
+    size = abs(aim) - l1
+    if size <= 0.0:
+        return 0.0
+    # The slope is concave in t > 0, so that Newton's method climbs to its root from below.
+    t = max(0.0, size - group_l1) / sharp
+    if others > 0.0:
+        t = max(t, size / (sharp + group_l1 / math.sqrt(others)))
+        for _ in range(50):
+            norm = math.sqrt(others + t * t)
+            short = size - sharp * t - group_l1 * t / norm
+            step = short / (sharp + group_l1 * others / norm**3)
+            t += step
+            if abs(step) <= 1e-15 * t:
+                break
+    return math.copysign(t, aim)
