@@ -27,6 +27,8 @@ ROOMS = {
     "spec": {"graph", "cluster", "plan", "planner", "algo", "sim", "data"},
 }
 
+ROOMS["linear"] = {"convex", "data"}
+ROOMS["sklearn"] = {"linear", "convex", "data"}
 ROOMS["reference"] = {"graph", "data", "algo"}
 ROOMS["summary"] = {"plan", "profile", "graph", "cluster"}
 ROOMS["doctor"] = {"cluster", "runtime"}

@@ -4,7 +4,8 @@ The commands are functions here: ``pr.train(spec)``, ``pr.plan(spec)``, ``pr.gra
 Five of them (`doctor`, `graph`, `plan`, `profile`, `report`) share their name with a room of the
 package, so those rooms' modules can be called. For a training loop of one's own there are
 ``pr.apply(plan, model)``, ``pr.optim.SNGM(params, lr=0.1)``, ``pr.ddp_hook(algorithm)``,
-``pr.compress.topk(x, ratio=0.01)`` and ``pr.aggregate.mean(rows)``.
+``pr.compress.topk(x, ratio=0.01)`` and ``pr.aggregate.mean(rows)``; ``pr.linear.fit(X, y, l2=0.1)``
+fits a linear model.
 """
 
 from __future__ import annotations
@@ -18,7 +19,12 @@ __version__ = "0.1.0"
 
 _ROOMS = ("doctor", "graph", "plan", "profile", "report")
 _FUNCTIONS = ("train", "simulate", "check", "explain", "verify", "weights", "advise")
-_LIBRARY = ("aggregate", "compress", "optim")  # what users take into their own training loop
+_LIBRARY = (
+    "aggregate",
+    "compress",
+    "linear",
+    "optim",
+)  # what users take into their own training loop
 _ELSEWHERE = {
     "SampleSpec": "sample",  # what `pr.graph` is told of a sample
     "TensorSpec": "sample",
