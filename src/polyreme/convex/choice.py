@@ -12,7 +12,7 @@ from .shard import Shard
 
 _ROWS = 2000
 _FACTORS = (0.125, 0.5, 1.0, 2.0, 4.0, 8.0)
-_ROUNDS = 2
+_ROUNDS = 6
 
 
 def smoothness(shard: Shard) -> float:
