@@ -24,7 +24,7 @@ from . import svmlight_kernel as kernel
 from .rows import Rows
 
 _CHUNK_BYTES = 2**18
-_PIECE = 2**23  # numbers; glibc gives memory back at once from 32 MB on
+_PIECE = 2**25  # numbers; no page of it is taken before it is filled
 _LEGAL = 'lines such as "+1 3:0.5 7:1": a label, then index:value, indices ascending'
 
 
