@@ -73,6 +73,8 @@ def test_sparse_and_dense_samples_are_the_same(tmp_path: Path, heldout: float | 
         )
         assert batch["indices"].shape == (len(which), source.sample.stored)
         np.testing.assert_array_equal(rows.take(which).dense(), _dense(batch, 40))
+        labels = source.predicted if read == source.train else source.heldout_predicted
+        np.testing.assert_array_equal(labels[which], batch["labels"])
     assert source.sample.fields["features"].shape == (40,)
     assert source.sample.stored == max(source.rows.longest, source.heldout_rows.longest)
     assert set(source.targets.tolist()) == {2.0, 7.0}

@@ -52,8 +52,9 @@ class SparseSource:
     """A source of sparse samples.
 
     `rows`, `targets`, `heldout_rows` and `heldout_targets` are all there is of both parts, with
-    labels as they were read; `classes` are their distinct labels, ascending. In batches labels
-    are -1 and 1 where there are two classes, or `positive` names one.
+    labels as they were read; `classes` are their distinct labels, ascending. `predicted` and
+    `heldout_predicted` are the labels of batches: -1 and 1 where there are two classes or
+    `positive` names one, else as they were read.
     """
 
     def __init__(
@@ -74,7 +75,8 @@ class SparseSource:
         self.classes = np.union1d(train.targets, heldout.targets)
         self._positive, self._where = positive, where
         self._is_signed = positive is not None or len(self.classes) == 2
-        self._labels = self.signs() if self._is_signed else (self.targets, self.heldout_targets)
+        raw = (self.targets, self.heldout_targets)
+        self.predicted, self.heldout_predicted = self.signs() if self._is_signed else raw
         self.metric = "test_accuracy" if self._is_signed else "heldout_loss"
         self.fingerprint = fingerprint
         self._width = max(1, self.rows.longest, self.heldout_rows.longest)
@@ -102,11 +104,11 @@ class SparseSource:
 
     def train(self, indices: np.ndarray, epoch: int = 0) -> dict[str, torch.Tensor]:
         """Training samples by index."""
-        return self._batch(self.rows, self._labels[0], indices)
+        return self._batch(self.rows, self.predicted, indices)
 
     def heldout(self, indices: np.ndarray) -> dict[str, torch.Tensor]:
         """Held-out samples by index."""
-        return self._batch(self.heldout_rows, self._labels[1], indices)
+        return self._batch(self.heldout_rows, self.heldout_predicted, indices)
 
     def _batch(self, rows: Rows, labels: np.ndarray, which: np.ndarray) -> dict[str, torch.Tensor]:
         import torch
@@ -121,7 +123,7 @@ class SparseSource:
     def labels(self) -> np.ndarray:
         """The class of each training sample. Raises ConfigError if labels are no classes."""
         if self._is_signed:
-            return (self._labels[0] > 0).astype(np.int64)
+            return (self.predicted > 0).astype(np.int64)
         if not self._is_classed:
             rule = "deals samples by their class, and labels are numbers to predict"
             legal = '"iid", or none'
@@ -132,10 +134,10 @@ class SparseSource:
 
     def baselines(self, n_heldout: int | None = None) -> dict[str, float]:
         """``majority_accuracy``: that of always naming the commoner of two training classes."""
-        asked = self._labels[1][:n_heldout]
+        asked = self.heldout_predicted[:n_heldout]
         if not self._is_signed or not len(asked):
             return {}
-        commoner = 1.0 if 2 * np.count_nonzero(self._labels[0] > 0) > self.n_train else -1.0
+        commoner = 1.0 if 2 * np.count_nonzero(self.predicted > 0) > self.n_train else -1.0
         return {"majority_accuracy": float((asked == commoner).mean())}
 
 

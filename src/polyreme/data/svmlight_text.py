@@ -11,6 +11,7 @@ import gzip
 import math
 import zlib
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, cast
@@ -23,7 +24,7 @@ from . import svmlight_kernel as kernel
 from .rows import Rows
 
 _CHUNK_BYTES = 2**18
-_PIECE = 2**23  # numbers; glibc gives memory back at once from 32 MB on
+_PIECE = 2**25  # numbers; no page of it is taken before it is filled
 _LEGAL = 'lines such as "+1 3:0.5 7:1": a label, then index:value, indices ascending'
 
 
@@ -90,33 +91,36 @@ class _File:
         return self.wrong(line, rule)
 
     def chunks(self) -> Iterator[tuple[np.ndarray, int]]:
-        """A buffer and where its whole lines end, the last newline among them."""
+        """Text, and where its whole lines end, the last newline among them."""
         try:
             with _opened(self.path) as file:
-                yield from _chunks(file)
+                chunks = _chunks(file)
+                yield from _ahead(chunks) if self.path.suffix == ".gz" else chunks
         except (OSError, EOFError, zlib.error) as error:
             raise files.unreadable(self.path, str(error), self.field) from error
 
 
 def _chunks(file: IO[bytes]) -> Iterator[tuple[np.ndarray, int]]:
-    buffer, held = bytearray(_CHUNK_BYTES), 0
-    while True:
-        n = file.readinto(memoryview(buffer)[held:-1])  # type: ignore[attr-defined]
-        stop = held + n
-        if not n:
-            if held:
-                buffer[held] = ord("\n")
-                yield np.frombuffer(buffer, np.uint8), held + 1
-            return
-        whole = buffer.rfind(b"\n", held, stop) + 1
-        if whole:
-            yield np.frombuffer(buffer, np.uint8), whole
-            held = stop - whole
-            buffer[:held] = buffer[whole:stop]
-        else:
-            held = stop
-            if held == len(buffer) - 1:
-                buffer = buffer + bytearray(len(buffer))
+    held = b""
+    # As much again as is held, so that a line of many chunks is not copied for each.
+    while block := file.read(max(_CHUNK_BYTES, len(held))):
+        text = held + block
+        stop = text.rfind(b"\n", len(held)) + 1
+        held = text[stop:]
+        if stop:
+            yield np.frombuffer(text, np.uint8), stop
+    if held:
+        yield np.frombuffer(held + b"\n", np.uint8), len(held) + 1
+
+
+def _ahead(chunks: Iterator[tuple[np.ndarray, int]]) -> Iterator[tuple[np.ndarray, int]]:
+    """The same, each unpacked while the one before it is parsed."""
+    with ThreadPoolExecutor(1) as pool:
+        chunk = next(chunks, None)
+        while chunk is not None:
+            coming = pool.submit(next, chunks, None)
+            yield chunk
+            chunk = coming.result()
 
 
 class _Pieces:
