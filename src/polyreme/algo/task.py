@@ -88,6 +88,9 @@ class Task(Protocol):
     def conjugates(self, slopes: torch.Tensor, c: float) -> float:
         """The sum of the loss's conjugates at c times the slopes."""
 
+    def penalty(self, w: torch.Tensor) -> float:
+        """R(w)."""
+
     def shrink(self, z: torch.Tensor) -> float:
         """The largest c <= 1 for which R's conjugate is finite at c z."""
 

@@ -57,6 +57,10 @@ class LinearTask:
         """The summed conjugates at c times the slopes."""
         return self.shard.conjugates(slopes.numpy(), c)
 
+    def penalty(self, w: torch.Tensor) -> float:
+        """R there."""
+        return self.shard.objective.penalty.value(w.numpy())
+
     def shrink(self, z: torch.Tensor) -> float:
         """See `Penalty.shrink`."""
         return self.shard.objective.penalty.shrink(z.numpy())

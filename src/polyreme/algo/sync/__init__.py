@@ -9,7 +9,9 @@ from .async_admm import AsyncADMM as AsyncADMM
 from .backup_workers import BackupWorkers as BackupWorkers
 from .basgd import BASGD as BASGD
 from .cser import CSER as CSER
+from .dane import DANE as DANE
 from .downpour import Downpour as Downpour
+from .dsvrg import DSVRG as DSVRG
 from .easgd import EASGD as EASGD
 from .every_step import EveryStep as EveryStep
 from .fed_avg import FedAvg as FedAvg
@@ -60,4 +62,6 @@ Sync = (
     | AsyncPushSum
     | SCOPE
     | PSCOPE
+    | DSVRG
+    | DANE
 )
