@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from ..algo.task import Steps
-from . import choice, steps
+from ..algo.task import DualSteps, Steps
+from . import choice, dual, steps
 from .problem import Certificate, certificate
 from .shard import Shard
 
@@ -33,6 +33,11 @@ class LinearTask:
     def n_own(self) -> int:
         """Rows of this worker."""
         return len(self.shard)
+
+    @property
+    def l1(self) -> float:
+        """Weight of |w|_1."""
+        return self.shard.objective.penalty.l1
 
     @property
     def l2(self) -> float:
@@ -60,6 +65,10 @@ class LinearTask:
     def penalty(self, w: torch.Tensor) -> float:
         """R there."""
         return self.shard.objective.penalty.value(w.numpy())
+
+    def penalty_conjugate(self, g: torch.Tensor) -> float:
+        """See `Penalty.conjugate`."""
+        return self.shard.objective.penalty.conjugate(g.numpy())
 
     def shrink(self, z: torch.Tensor) -> float:
         """See `Penalty.shrink`."""
@@ -97,3 +106,13 @@ class LinearTask:
     def first_eta(self, w: torch.Tensor, exact: bool, mu: float) -> float:
         """See `choice.first_eta`."""
         return choice.first_eta(self.shard, w.numpy(), exact=exact, mu=mu)
+
+    def dual_steps(self, asked: DualSteps) -> tuple[torch.Tensor, torch.Tensor]:
+        """Each pass goes over all rows once, in an order of its own."""
+        draw, n = np.random.default_rng(asked.seed), self.n_own
+        passes = [draw.permutation(n) for _ in range(-(-asked.n // max(1, n)))]
+        order = np.concatenate([np.zeros(0, np.int64), *passes])[: asked.n]
+        after, change = dual.climbed(
+            self.shard, asked.dual.numpy(), asked.v.numpy(), order, asked.n_all, asked.sigma
+        )
+        return torch.from_numpy(after), torch.from_numpy(change)

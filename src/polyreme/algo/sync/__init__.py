@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from .ad_psgd import ADPSGD as ADPSGD
 from .adaptive_period import AdaptivePeriod as AdaptivePeriod
+from .admm import ADMM as ADMM
 from .asgd import ASGD as ASGD
 from .async_admm import AsyncADMM as AsyncADMM
 from .backup_workers import BackupWorkers as BackupWorkers
 from .basgd import BASGD as BASGD
+from .cocoa import CoCoA as CoCoA
 from .cser import CSER as CSER
 from .dane import DANE as DANE
 from .downpour import Downpour as Downpour
@@ -64,4 +66,6 @@ Sync = (
     | PSCOPE
     | DSVRG
     | DANE
+    | CoCoA
+    | ADMM
 )

@@ -24,7 +24,7 @@ _MORE = 4.0
 
 
 class DANE(FiniteSum, frozen=True, kw_only=True, tag="DANE", tag_field="kind"):
-    """Each worker minimises its own mean loss, corrected by the whole gradient; models are averaged.
+    """Each worker minimises its own loss, corrected by the whole gradient; models are averaged.
 
     Worker k has F_k, and all know z = grad F(w). It takes u_k near the least of
     F_k(u) + (z - grad F_k(w)) u + mu/2 |u - w|^2 + R(u); the next w is the mean of all u_k.

@@ -60,8 +60,7 @@ def come(
     n, whole = max(1, task.n_own), task.batches(task.n_own)
     if here is None:
         here = yield Local(work=partial(task.at, start), batches=whole)
-    if near.mu:
-        eta = min(eta, 0.5 / near.mu)
+    most = 0.5 / near.mu if near.mu else math.inf
     u, value = start, near.value(task, start, here)
     for anchor in range(near.anchors):
         asked = Steps(
@@ -69,7 +68,7 @@ def come(
             slopes=here.slopes,
             b=here.gradient / n + near.pull,
             n=math.ceil(near.passes * task.n_own),
-            eta=eta,
+            eta=min(eta, most),
             seed=(*seed, anchor),
             mu=near.mu,
             exact=near.exact,
@@ -80,5 +79,5 @@ def come(
         if reached <= value + 1e-12 * abs(value):
             u, here, value = gone, there, reached
         else:
-            eta /= 2
+            eta = min(eta, most) / 2
     return Came(u=u, eta=eta, loss=here.loss)
