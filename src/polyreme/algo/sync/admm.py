@@ -19,9 +19,9 @@ if TYPE_CHECKING:
     from ..worker import Worker
 
 _Rate = Annotated[float, msgspec.Meta(gt=0)]
-_FIRST = 0.01  # of the samples' curvature: the penalty of disagreeing that is begun with
-_UNLIKE = 4.0
-_EVERY, _BALANCED = 4, 200
+_FIRST = 0.001  # of the samples' curvature: the penalty of disagreeing that is begun with
+_UNLIKE, _MOST = 2.0, 10.0  # residuals that are balanced, and by how much at once
+_EVERY, _BALANCED = 3, 150
 
 
 class ADMM(Rounds, frozen=True, kw_only=True, tag="ADMM", tag_field="kind"):
@@ -33,12 +33,13 @@ class ADMM(Rounds, frozen=True, kw_only=True, tag="ADMM", tag_field="kind"):
 
     Source: Boyd, Parikh, Chu, Peleato and Eckstein 2011, "Distributed Optimization and Statistical
     Learning via the Alternating Direction Method of Multipliers", sections 7.1 and 3.4.
-    Differs: x_k is what some anchored passes from the last x_k come to; residuals are balanced with
-    those of the round before, every fourth round up to the 200th, where they differ by 4.
+    Differs: x_k is what some anchored passes from the last x_k come to; residuals of the round
+    before are balanced, relative to |z| and |u| (Wohlberg 2017, "ADMM Penalty Parameter Selection
+    by Residual Balancing", section 4), every third round up to the 150th, where they differ by 2.
 
     Attributes:
-        rho: Weight of disagreeing; unless given, it begins at 0.01 of the samples' curvature and is
-            doubled or halved until residuals are balanced.
+        rho: Weight of disagreeing; unless given, it begins at 0.001 of the samples' curvature and
+            goes where residuals are balanced.
         relax: Over-relaxation: so much of x_k, the rest of the last z, enters what follows.
         anchors: Gradients of its own samples that a worker takes in a round, beside the first.
         passes: Steps after each of these, over the samples of a worker.
@@ -65,6 +66,7 @@ class ADMM(Rounds, frozen=True, kw_only=True, tag="ADMM", tag_field="kind"):
             "eta": self.eta or 0.0,
             "n": 0.0,
             "apart": 0.0,
+            "pulled": 0.0,
             "moved": 0.0,
         }
 
@@ -88,10 +90,13 @@ class ADMM(Rounds, frozen=True, kw_only=True, tag="ADMM", tag_field="kind"):
         seed = (me.seed, me.rank, state["step"])
         came = yield from come(task, near, state["x"], eta, seed)
         eased = self.relax * came.u + (1 - self.relax) * z
-        total, apart = yield from self.summed(eased + u, z.new_tensor([state["apart"]]))
+        told = z.new_tensor([state["apart"], state["pulled"]])
+        total, told = yield from self.summed(eased + u, told)
         after = task.prox(total / me.n, 1 / (me.n * rho))
         u = u + eased - after
-        factor = self.balance(state, math.sqrt(float(apart)), rho * state["moved"])
+        apart, pulled = told.sqrt().tolist()
+        length = math.sqrt(me.n) * float(z.norm())
+        factor = self.balance(state["step"], apart * pulled, state["moved"] * length)
         return Went(
             params=after,
             changed={
@@ -101,19 +106,19 @@ class ADMM(Rounds, frozen=True, kw_only=True, tag="ADMM", tag_field="kind"):
                 "eta": came.eta,
                 "n": n,
                 "apart": float((came.u - after).square().sum()),
+                "pulled": float(u.square().sum()),
                 "moved": math.sqrt(me.n) * float((after - z).norm()),
             },
             loss=came.loss,
         )
 
-    def balance(self, state: State, apart: float, moved: float) -> float:
-        """What rho is multiplied with, from the residuals of the round before."""
-        step = state["step"]
-        if self.rho is not None or not 0 < step < _BALANCED or step % _EVERY:
+    def balance(self, step: int, apart: float, moved: float) -> float:
+        """What rho is multiplied with: |x - z| / |z| is to be |z - last z| / |u|."""
+        if self.rho is not None or step > _BALANCED or step % _EVERY or not apart * moved > 0:
             return 1.0
-        if apart > _UNLIKE * moved:
-            return 2.0
-        return 0.5 if moved > _UNLIKE * apart else 1.0
+        if max(apart, moved) <= _UNLIKE * min(apart, moved):
+            return 1.0
+        return min(_MOST, max(1 / _MOST, math.sqrt(apart / moved)))
 
     def rate(self, state: State, me: Worker) -> float:
         """The step size."""
