@@ -133,3 +133,23 @@ class Task(Protocol):
 
     def dual_steps(self, asked: DualSteps) -> tuple[torch.Tensor, torch.Tensor]:
         """Dual variables after the steps, and what they add to v."""
+
+    def margins(self, w: torch.Tensor) -> tuple[torch.Tensor, float]:
+        """Each sample's prediction, and the summed loss there."""
+
+    def partial(self, margins: torch.Tensor, features: torch.Tensor) -> torch.Tensor:
+        """The summed loss's derivatives by these features, at predictions."""
+
+    def shifted(
+        self, margins: torch.Tensor, features: torch.Tensor, change: torch.Tensor
+    ) -> tuple[torch.Tensor, float]:
+        """Predictions after these features' weights changed so, and the change of the loss."""
+
+    def n_touched(self, features: torch.Tensor) -> int:
+        """Samples that have as many numbers as these features have."""
+
+    def curvatures(self, block: torch.Tensor) -> torch.Tensor:
+        """For each feature: a bound of the summed loss's curvature by those of its block."""
+
+    def meetings(self, block: torch.Tensor, n_blocks: int) -> torch.Tensor:
+        """Which two blocks have numbers in one sample: bits, in bytes."""

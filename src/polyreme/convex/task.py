@@ -8,7 +8,8 @@ import numpy as np
 import torch
 
 from ..algo.task import DualSteps, Steps
-from . import choice, dual, steps
+from . import choice, columns, dual, steps
+from .loss import sharpest
 from .problem import Certificate, certificate
 from .shard import Shard
 
@@ -116,3 +117,37 @@ class LinearTask:
             self.shard, asked.dual.numpy(), asked.v.numpy(), order, asked.n_all, asked.sigma
         )
         return torch.from_numpy(after), torch.from_numpy(change)
+
+    def margins(self, w: torch.Tensor) -> tuple[torch.Tensor, float]:
+        """One pass for each."""
+        return torch.from_numpy(self.shard.rows.scipy() @ w.numpy()), self.loss(w)
+
+    def partial(self, margins: torch.Tensor, features: torch.Tensor) -> torch.Tensor:
+        """See `columns.gradient`."""
+        given = (*self.shard.by_feature, margins.numpy(), features.numpy())
+        return torch.from_numpy(columns.gradient(*given))
+
+    def shifted(
+        self, margins: torch.Tensor, features: torch.Tensor, change: torch.Tensor
+    ) -> tuple[torch.Tensor, float]:
+        """See `columns.moved`."""
+        given = (*self.shard.by_feature, margins.numpy(), features.numpy(), change.numpy())
+        after, loss = columns.moved(*given)
+        return torch.from_numpy(after), float(loss)
+
+    def n_touched(self, features: torch.Tensor) -> int:
+        """Rounded up."""
+        counts = np.diff(self.shard.columns.starts)[features.numpy()]
+        return -(-self.n_own * int(counts.sum()) // max(1, self.shard.rows.n_stored))
+
+    def curvatures(self, block: torch.Tensor) -> torch.Tensor:
+        """See `columns.curvatures`."""
+        code, gamma, indptr, indices, values, _ = self.shard.given
+        found = columns.curvatures(indptr, indices, values, block.numpy())
+        return torch.from_numpy(found * sharpest(code, gamma))
+
+    def meetings(self, block: torch.Tensor, n_blocks: int) -> torch.Tensor:
+        """See `columns.meetings`."""
+        _, _, indptr, indices, _, _ = self.shard.given
+        found = columns.meetings(indptr, indices, block.numpy(), n_blocks)
+        return torch.from_numpy(np.packbits(found))

@@ -9,6 +9,7 @@ from .asgd import ASGD as ASGD
 from .async_admm import AsyncADMM as AsyncADMM
 from .backup_workers import BackupWorkers as BackupWorkers
 from .basgd import BASGD as BASGD
+from .block_coordinate import BlockCoordinate as BlockCoordinate
 from .cocoa import CoCoA as CoCoA
 from .cser import CSER as CSER
 from .dane import DANE as DANE
@@ -68,4 +69,5 @@ Sync = (
     | DANE
     | CoCoA
     | ADMM
+    | BlockCoordinate
 )
