@@ -27,6 +27,7 @@ from .local_steps import LocalSteps as LocalSteps
 from .orlomo import OrLoMo as OrLoMo
 from .ormo import OrMo as OrMo
 from .ormo import OrMoDA as OrMoDA
+from .owlqn import OWLQN as OWLQN
 from .partial_reduce import PartialReduce as PartialReduce
 from .push_sum import AsyncPushSum as AsyncPushSum
 from .r2sp import R2SP as R2SP
@@ -70,4 +71,5 @@ Sync = (
     | CoCoA
     | ADMM
     | BlockCoordinate
+    | OWLQN
 )
