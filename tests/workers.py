@@ -17,6 +17,7 @@ from polyreme.algo.effects import (
     Compute,
     Computed,
     Effect,
+    Local,
     Members,
     Now,
     Program,
@@ -168,6 +169,8 @@ class World:
                     weight=self.weight(rank, effect.batch),
                     n_samples=self.batch_samples,
                 )
+            case Local():
+                return effect.work()
             case Record():
                 self.records.append(effect)
                 return None

@@ -65,12 +65,32 @@ class Steps:
     mean: bool = False
 
 
+@dataclass(frozen=True, kw_only=True)
+class DualSteps:
+    """Steps of dual coordinate ascent, n of them, on rows in passes of random order.
+
+    `dual` is a variable for each of the worker's samples; v is 1/n_all of the sum of samples times
+    their variables, over all workers. Steps see v plus `sigma` times what they add to it.
+    """
+
+    dual: torch.Tensor
+    v: torch.Tensor
+    n: int
+    n_all: float
+    sigma: float
+    seed: Sequence[int]
+
+
 class Task(Protocol):
     """A worker's samples of a finite sum, P(w) = 1/n sum_i loss_i(w) + R(w), w in float64 [D]."""
 
     @property
     def n_own(self) -> int:
         """Samples of this worker."""
+
+    @property
+    def l1(self) -> float:
+        """R's weight of |w|_1."""
 
     @property
     def l2(self) -> float:
@@ -88,6 +108,12 @@ class Task(Protocol):
     def conjugates(self, slopes: torch.Tensor, c: float) -> float:
         """The sum of the loss's conjugates at c times the slopes."""
 
+    def penalty(self, w: torch.Tensor) -> float:
+        """R(w)."""
+
+    def penalty_conjugate(self, g: torch.Tensor) -> float:
+        """R*(g), where `shrink` leaves g as it is."""
+
     def shrink(self, z: torch.Tensor) -> float:
         """The largest c <= 1 for which R's conjugate is finite at c z."""
 
@@ -104,3 +130,26 @@ class Task(Protocol):
 
     def first_eta(self, w: torch.Tensor, exact: bool, mu: float) -> float:
         """A step size from the samples' smoothness, and from a search on a few of them."""
+
+    def dual_steps(self, asked: DualSteps) -> tuple[torch.Tensor, torch.Tensor]:
+        """Dual variables after the steps, and what they add to v."""
+
+    def margins(self, w: torch.Tensor) -> tuple[torch.Tensor, float]:
+        """Each sample's prediction, and the summed loss there."""
+
+    def partial(self, margins: torch.Tensor, features: torch.Tensor) -> torch.Tensor:
+        """The summed loss's derivatives by these features, at predictions."""
+
+    def shifted(
+        self, margins: torch.Tensor, features: torch.Tensor, change: torch.Tensor
+    ) -> tuple[torch.Tensor, float]:
+        """Predictions after these features' weights changed so, and the change of the loss."""
+
+    def n_touched(self, features: torch.Tensor) -> int:
+        """Samples that have as many numbers as these features have."""
+
+    def curvatures(self, block: torch.Tensor) -> torch.Tensor:
+        """For each feature: a bound of the summed loss's curvature by those of its block."""
+
+    def meetings(self, block: torch.Tensor, n_blocks: int) -> torch.Tensor:
+        """Which two blocks have numbers in one sample: bits, in bytes."""

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
 from ..data.rows import Rows
 from . import kernels
+from .columns import Columns
 from .problem import Certificate, Objective, certificate
 
 
@@ -43,6 +45,17 @@ class Shard:
         """What every kernel begins with."""
         rows, objective = self.rows, self.objective
         return objective.code, objective.gamma, rows.indptr, rows.indices, rows.values, self.y
+
+    @cached_property
+    def columns(self) -> Columns:
+        """The rows by feature: a copy, made when it is first asked for."""
+        return Columns.of(self.rows)
+
+    @property
+    def by_feature(self) -> tuple[int, float, np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+        """What every kernel over features begins with."""
+        found, objective = self.columns, self.objective
+        return objective.code, objective.gamma, found.starts, found.rows, found.values, self.y
 
     def at(self, w: np.ndarray) -> Slopes:
         """Gradient, slopes and loss at a model [D]."""

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from ..algo.task import Steps
-from . import choice, steps
+from ..algo.task import DualSteps, Steps
+from . import choice, columns, dual, steps
+from .loss import sharpest
 from .problem import Certificate, certificate
 from .shard import Shard
 
@@ -35,6 +36,11 @@ class LinearTask:
         return len(self.shard)
 
     @property
+    def l1(self) -> float:
+        """Weight of |w|_1."""
+        return self.shard.objective.penalty.l1
+
+    @property
     def l2(self) -> float:
         """Weight of |w|^2 / 2."""
         return self.shard.objective.penalty.l2
@@ -56,6 +62,14 @@ class LinearTask:
     def conjugates(self, slopes: torch.Tensor, c: float) -> float:
         """The summed conjugates at c times the slopes."""
         return self.shard.conjugates(slopes.numpy(), c)
+
+    def penalty(self, w: torch.Tensor) -> float:
+        """R there."""
+        return self.shard.objective.penalty.value(w.numpy())
+
+    def penalty_conjugate(self, g: torch.Tensor) -> float:
+        """See `Penalty.conjugate`."""
+        return self.shard.objective.penalty.conjugate(g.numpy())
 
     def shrink(self, z: torch.Tensor) -> float:
         """See `Penalty.shrink`."""
@@ -93,3 +107,47 @@ class LinearTask:
     def first_eta(self, w: torch.Tensor, exact: bool, mu: float) -> float:
         """See `choice.first_eta`."""
         return choice.first_eta(self.shard, w.numpy(), exact=exact, mu=mu)
+
+    def dual_steps(self, asked: DualSteps) -> tuple[torch.Tensor, torch.Tensor]:
+        """Each pass goes over all rows once, in an order of its own."""
+        draw, n = np.random.default_rng(asked.seed), self.n_own
+        passes = [draw.permutation(n) for _ in range(-(-asked.n // max(1, n)))]
+        order = np.concatenate([np.zeros(0, np.int64), *passes])[: asked.n]
+        after, change = dual.climbed(
+            self.shard, asked.dual.numpy(), asked.v.numpy(), order, asked.n_all, asked.sigma
+        )
+        return torch.from_numpy(after), torch.from_numpy(change)
+
+    def margins(self, w: torch.Tensor) -> tuple[torch.Tensor, float]:
+        """One pass for each."""
+        return torch.from_numpy(self.shard.rows.scipy() @ w.numpy()), self.loss(w)
+
+    def partial(self, margins: torch.Tensor, features: torch.Tensor) -> torch.Tensor:
+        """See `columns.gradient`."""
+        given = (*self.shard.by_feature, margins.numpy(), features.numpy())
+        return torch.from_numpy(columns.gradient(*given))
+
+    def shifted(
+        self, margins: torch.Tensor, features: torch.Tensor, change: torch.Tensor
+    ) -> tuple[torch.Tensor, float]:
+        """See `columns.moved`."""
+        given = (*self.shard.by_feature, margins.numpy(), features.numpy(), change.numpy())
+        after, loss = columns.moved(*given)
+        return torch.from_numpy(after), float(loss)
+
+    def n_touched(self, features: torch.Tensor) -> int:
+        """Rounded up."""
+        counts = np.diff(self.shard.columns.starts)[features.numpy()]
+        return -(-self.n_own * int(counts.sum()) // max(1, self.shard.rows.n_stored))
+
+    def curvatures(self, block: torch.Tensor) -> torch.Tensor:
+        """See `columns.curvatures`."""
+        code, gamma, indptr, indices, values, _ = self.shard.given
+        found = columns.curvatures(indptr, indices, values, block.numpy())
+        return torch.from_numpy(found * sharpest(code, gamma))
+
+    def meetings(self, block: torch.Tensor, n_blocks: int) -> torch.Tensor:
+        """See `columns.meetings`."""
+        _, _, indptr, indices, _, _ = self.shard.given
+        found = columns.meetings(indptr, indices, block.numpy(), n_blocks)
+        return torch.from_numpy(np.packbits(found))

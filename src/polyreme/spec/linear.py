@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from ..algo.sync.kind import SyncKind
 from ..errors import Violation
 from ..graph.options import Linear
 from .options import Spec
@@ -31,14 +32,27 @@ def linear(spec: Spec) -> Iterator[Violation]:
         rule = "cannot be known without a penalty"
         legal = "leave it out, or model.l2 = 1e-6 (any penalty above 0)"
         yield Violation(path="train.gap", value=spec.train.gap, rule=rule, legal=legal)
-    if sync.smooth and not model.smooth:
-        name = type(sync).__name__
-        rule = (
-            f"takes gradients of the penalty, and model.l1 or model.group_l1 has none at 0 ({name})"
-        )
-        yield Violation(path="data_parallel.sync.kind", value=name, rule=rule, legal='"pSCOPE"')
+    yield from _penalty(type(sync), model)
     for axis in ("shard", "tp", "cp", "pp"):
         degree = getattr(spec.parallel, axis)
         if degree not in (None, 1):
             rule = "splits layers, and a linear model is whole on each worker"
             yield Violation(path=f"parallel.{axis}", value=degree, rule=rule, legal="1")
+
+
+def _penalty(sync: type[SyncKind], model: Linear) -> Iterator[Violation]:
+    """What a sync wants of it."""
+    name = sync.__name__
+    if sync.smooth and not model.smooth:
+        rule = (
+            f"takes gradients of the penalty, and model.l1 or model.group_l1 has none at 0 ({name})"
+        )
+        yield Violation(path="data_parallel.sync.kind", value=name, rule=rule, legal='"pSCOPE"')
+    if sync.strongly and not model.l2:
+        rule = f"wants a penalty that is strongly convex, and model.l2 is 0 ({name})"
+        legal = '"pSCOPE", "DANE", "ADMM" (or model.l2 = 1e-6, any above 0)'
+        yield Violation(path="data_parallel.sync.kind", value=name, rule=rule, legal=legal)
+    if sync.by_feature and model.group_l1:
+        rule = f"takes each feature's penalty alone, and model.group_l1 ties features ({name})"
+        legal = '"pSCOPE", "DANE", "ADMM"'
+        yield Violation(path="data_parallel.sync.kind", value=name, rule=rule, legal=legal)

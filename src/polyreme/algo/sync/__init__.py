@@ -4,12 +4,17 @@ from __future__ import annotations
 
 from .ad_psgd import ADPSGD as ADPSGD
 from .adaptive_period import AdaptivePeriod as AdaptivePeriod
+from .admm import ADMM as ADMM
 from .asgd import ASGD as ASGD
 from .async_admm import AsyncADMM as AsyncADMM
 from .backup_workers import BackupWorkers as BackupWorkers
 from .basgd import BASGD as BASGD
+from .block_coordinate import BlockCoordinate as BlockCoordinate
+from .cocoa import CoCoA as CoCoA
 from .cser import CSER as CSER
+from .dane import DANE as DANE
 from .downpour import Downpour as Downpour
+from .dsvrg import DSVRG as DSVRG
 from .easgd import EASGD as EASGD
 from .every_step import EveryStep as EveryStep
 from .fed_avg import FedAvg as FedAvg
@@ -22,6 +27,7 @@ from .local_steps import LocalSteps as LocalSteps
 from .orlomo import OrLoMo as OrLoMo
 from .ormo import OrMo as OrMo
 from .ormo import OrMoDA as OrMoDA
+from .owlqn import OWLQN as OWLQN
 from .partial_reduce import PartialReduce as PartialReduce
 from .push_sum import AsyncPushSum as AsyncPushSum
 from .r2sp import R2SP as R2SP
@@ -60,4 +66,10 @@ Sync = (
     | AsyncPushSum
     | SCOPE
     | PSCOPE
+    | DSVRG
+    | DANE
+    | CoCoA
+    | ADMM
+    | BlockCoordinate
+    | OWLQN
 )

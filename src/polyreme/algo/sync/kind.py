@@ -42,6 +42,12 @@ class SyncKind(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """Whether it sums over all samples of a linear model, of which it has a `task`."""
     smooth: ClassVar[bool] = False
     """Whether it takes gradients of a linear model's penalty."""
+    strongly: ClassVar[bool] = False
+    """Whether a linear model's penalty must have an l2."""
+    by_feature: ClassVar[bool] = False
+    """Whether a linear model's penalty must be one of each feature alone."""
+    certifies: ClassVar[bool] = False
+    """Whether each round says how far a linear model may be from its optimum."""
 
     @property
     def n_vectors(self) -> int:

@@ -42,11 +42,16 @@ class Anchored(FiniteSum, frozen=True, kw_only=True):
 
     exact: ClassVar[bool] = True
 
+    @property
+    def n_vectors(self) -> int:
+        """The anchor before."""
+        return 1
+
     def pull(self, me: Worker) -> float:
         """Weight of what pulls a local model to the anchor, and to 0, other than by a prox."""
         return 0.0
 
-    def own(self, params: torch.Tensor) -> State:
+    def own(self, params: torch.Tensor, me: Worker) -> State:
         """The step size (0: not known yet), passes, and the anchor before with its objective."""
         return {
             "eta": self.eta or 0.0,
@@ -57,7 +62,7 @@ class Anchored(FiniteSum, frozen=True, kw_only=True):
         }
 
     def moved(self, state: State, found: Found, me: Worker) -> Program[tuple[torch.Tensor, State]]:
-        """The mean of where local steps lead; or back, if the last ones led up."""
+        """Where local steps lead; or back, if the last ones led up."""
         import torch
 
         assert me.task is not None
@@ -85,11 +90,18 @@ class Anchored(FiniteSum, frozen=True, kw_only=True):
             exact=self.exact,
             mean=self.send == "mean",
         )
+        after = yield from self.walked(asked, state["step"], me)
+        after = torch.where(torch.isfinite(after), after, math.inf)
+        kept = {"eta": eta, "passes": passes, "before": w, "held": objective, "gap": gap}
+        return after, kept
+
+    def walked(self, asked: Steps, step: int, me: Worker) -> Program[torch.Tensor]:
+        """The mean of where all workers' steps lead."""
+        task = me.task
+        assert task is not None
         gone = yield Local(work=partial(task.steps, asked), batches=task.batches(asked.n))
         (mean,) = yield from self.summed(gone / me.n)
-        mean = torch.where(torch.isfinite(mean), mean, math.inf)
-        kept = {"eta": eta, "passes": passes, "before": w, "held": objective, "gap": gap}
-        return mean, kept
+        return mean
 
     def offset(self, w: torch.Tensor, me: Worker) -> Any:
         """What is added to the gradient of the anchor beside `pull` times the model."""
