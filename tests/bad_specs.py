@@ -55,6 +55,7 @@ _PARTNERS = (  # kinds of model and data that go together
     ("mlp", "csr"),
     ("mlp", "generated"),
     ("mlp", "datasets"),
+    ("linear", "generated"),
     ("python", "digits"),
 )
 _WITH = {"simulate.faults[": ("data_parallel.sync", {"kind": "ASGD"})}  # what tables go with

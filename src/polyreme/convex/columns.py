@@ -25,9 +25,7 @@ class Columns:
     def of(rows: Rows) -> Columns:
         """A copy of all numbers, sorted by feature."""
         found = rows.scipy().tocsc()
-        return Columns(
-            starts=found.indptr.astype(np.int64), rows=found.indices, values=found.data
-        )
+        return Columns(starts=found.indptr.astype(np.int64), rows=found.indices, values=found.data)
 
 
 @numba.njit(cache=True, nogil=True)

@@ -81,8 +81,8 @@ def linear(options: Linear, sample: SampleSpec) -> LayerGraph:
         value = ", ".join(sample.fields)
         raise ConfigError([Violation(path="data.kind", value=value, rule=rule, legal=legal)])
     label = sample.fields[LABEL]
-    classes = label.dtype == "int64"
-    if classes and options.loss != "squared" and sample.n_classes != 2:
+    classes = label.dtype == "int64" and sample.n_classes == 2
+    if options.loss != "squared" and sample.n_classes != 2:
         rule = f"has {sample.n_classes} classes, and {options.loss} is of two"
         legal = 'two classes, loss = "squared", or data.positive = 1 (one class against the rest)'
         raise ConfigError([Violation(path="data", value="", rule=rule, legal=legal)])

@@ -29,10 +29,10 @@ def labelled(source: Source, objective: Objective) -> tuple[Rows, np.ndarray]:
     Raises ConfigError where labels are not two classes.
     """
     if isinstance(source, SparseSource):
-        return source.rows, source.signs()[0] if objective.classifies else source.targets
+        return source.rows, source.signs()[0] if objective.classifies else source.predicted
     fields = source.train(np.arange(source.n_train))
     y = fields["labels"].double().numpy()
-    if objective.classifies:
+    if source.sample.n_classes == 2:
         y = 2 * y - 1
     return Rows.of(fields["features"].flatten(1).double().numpy()), y
 
