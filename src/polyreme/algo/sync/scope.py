@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 _Rate = Annotated[float, msgspec.Meta(gt=0)]
 _Count = Annotated[int, msgspec.Meta(ge=1)]
 _FELL = 0.3  # a round that leaves more of the gap than this is given twice the steps
-_MOST_PASSES = 64
+_MOST_PASSES = 16
 
 
 class Anchored(FiniteSum, frozen=True, kw_only=True):
@@ -32,7 +32,7 @@ class Anchored(FiniteSum, frozen=True, kw_only=True):
     Attributes:
         eta: Step size; unless given, it is searched for on some of the samples.
         passes: Local steps of a round, over the samples of a worker; unless given, 1, and twice as
-            many from each round on that leaves more than 0.3 of the gap, up to 64.
+            many from each round on that leaves more than 0.3 of the gap, up to 16.
         send: What is averaged: where local steps end, or the mean of all models on the way.
     """
 
@@ -125,7 +125,7 @@ class PSCOPE(Anchored, frozen=True, kw_only=True, tag="pSCOPE", tag_field="kind"
     Attributes:
         eta: Step size; unless given, it is searched for on some of the samples.
         passes: Local steps of a round, over the samples of a worker; unless given, 1, and twice as
-            many from each round on that leaves more than 0.3 of the gap, up to 64.
+            many from each round on that leaves more than 0.3 of the gap, up to 16.
         send: What is averaged: where local steps end, or the mean of all models on the way.
     """
 
@@ -143,7 +143,7 @@ class SCOPE(Anchored, frozen=True, kw_only=True, tag="SCOPE", tag_field="kind"):
     Attributes:
         eta: Step size; unless given, it is searched for on some of the samples.
         passes: Local steps of a round, over the samples of a worker; unless given, 1, and twice as
-            many from each round on that leaves more than 0.3 of the gap, up to 64.
+            many from each round on that leaves more than 0.3 of the gap, up to 16.
         send: What is averaged: where local steps end, or the mean of all models on the way.
         c: Pull to the anchor.
     """
