@@ -11,6 +11,7 @@ There is no intercept: a column of ones does what one would, and is penalised li
 from __future__ import annotations
 
 import math
+import sys
 from dataclasses import dataclass
 from typing import Any
 
@@ -162,7 +163,7 @@ def _rows(X: Any, sharpest: float) -> Rows:
         raise _refused("X", [0, rows.n_features], "has no rows", "one row or more")
     largest = _largest(rows, np.abs(rows.values).max(initial=0.0))
     # Sums of squares times the loss's largest second derivative are what steps are made of.
-    if not math.isfinite(float(largest) ** 2 * len(rows) * max(1.0, sharpest)):
+    if float(largest) > math.sqrt(sys.float_info.max / len(rows) / max(1.0, sharpest)):
         _check_squares(rows, sharpest)
     return rows
 

@@ -157,7 +157,7 @@ def solve(
     `max_rounds` counts Newton steps. Where rounding allows no gap of `tol`, the certificate says
     what was reached.
     """
-    given, d = shard, shard.rows.n_features
+    given = shard
     penalty = shard.objective.penalty
     if penalty.group_l1 and penalty.group_size == 1:
         penalty = replace(penalty, l1=penalty.l1 + penalty.group_l1, group_l1=0.0)
@@ -192,7 +192,7 @@ def _begun(shard: Shard, max_rounds: int) -> np.ndarray:
     which = np.arange(0, n, _SHARE)
     part = Shard(objective=objective, rows=shard.rows.take(which), y=shard.y[which])
     nothing = passes.moved(objective.code, objective.gamma, np.zeros(n), shard.y, np.zeros(n), 0.0)
-    found = _minimum(part, _begun(part, max_rounds), _ROUGH * nothing / n, min(max_rounds, 10))
+    found = _minimum(part, zeros, _ROUGH * nothing / n, min(max_rounds, 10))
     better = shard.loss(found.w) / n + objective.penalty.value(found.w) < nothing / n
     return found.w if better else zeros
 
