@@ -41,12 +41,12 @@ class Fit:
     @property
     def objective(self) -> float:
         """The mean loss plus the penalty."""
-        return self.certificate.objective
+        return float(self.certificate.objective)
 
     @property
     def gap(self) -> float:
         """The objective is at most this far above its least; infinite without a penalty."""
-        return max(0.0, self.certificate.gap)
+        return max(0.0, float(self.certificate.gap))
 
     @property
     def converged(self) -> bool:

@@ -138,7 +138,8 @@ def _length(
 ) -> float:
     """The largest 2^-k by which the objective falls as it should; 0 if none does."""
     penalty, code, gamma = shard.objective.penalty, shard.given[0], shard.given[1]
-    length, rounding = 1.0, 1e-14 * abs(before)
+    # Sums of a million losses are so exact; a step that gains less is not judged by them.
+    length, rounding = 1.0, (1e-12 if -slope <= 1e-12 * abs(before) else 1e-14) * abs(before)
     for _ in range(40):
         there = w + length * (u - w) if length < 1.0 else u
         after = passes.moved(code, gamma, p, shard.y, q, length) / len(shard)
