@@ -11,6 +11,7 @@ There is no intercept: a column of ones does what one would, and is penalised li
 from __future__ import annotations
 
 import math
+import sys
 from dataclasses import dataclass
 from typing import Any
 
@@ -40,12 +41,12 @@ class Fit:
     @property
     def objective(self) -> float:
         """The mean loss plus the penalty."""
-        return self.certificate.objective
+        return float(self.certificate.objective)
 
     @property
     def gap(self) -> float:
         """The objective is at most this far above its least; infinite without a penalty."""
-        return max(0.0, self.certificate.gap)
+        return max(0.0, float(self.certificate.gap))
 
     @property
     def converged(self) -> bool:
@@ -162,7 +163,7 @@ def _rows(X: Any, sharpest: float) -> Rows:
         raise _refused("X", [0, rows.n_features], "has no rows", "one row or more")
     largest = _largest(rows, np.abs(rows.values).max(initial=0.0))
     # Sums of squares times the loss's largest second derivative are what steps are made of.
-    if not math.isfinite(float(largest) ** 2 * len(rows) * max(1.0, sharpest)):
+    if float(largest) > math.sqrt(sys.float_info.max / len(rows) / max(1.0, sharpest)):
         _check_squares(rows, sharpest)
     return rows
 

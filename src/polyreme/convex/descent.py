@@ -108,8 +108,8 @@ def across(
     """The features `which` times their v [N]."""
     found = np.zeros(n_rows)
     for k in range(which.shape[0]):
-        for at in range(starts[which[k]], starts[which[k] + 1]):
-            found[rows[at]] += v[k] * values[at]
+        for at in range(np.uint64(starts[which[k]]), np.uint64(starts[which[k] + 1])):
+            found[np.uint32(rows[at])] += v[k] * values[at]
     return found
 
 
@@ -118,8 +118,8 @@ def down(starts: _Array, rows: _Array, values: _Array, which: _Array, slopes: _A
     """The features `which` times one number a row."""
     found = np.zeros(which.shape[0])
     for k in range(which.shape[0]):
-        for at in range(starts[which[k]], starts[which[k] + 1]):
-            found[k] += values[at] * slopes[rows[at]]
+        for at in range(np.uint64(starts[which[k]]), np.uint64(starts[which[k] + 1])):
+            found[k] += values[at] * slopes[np.uint32(rows[at])]
     return found
 
 
@@ -129,9 +129,9 @@ def diagonal(starts: _Array, rows: _Array, values: _Array, curves: _Array) -> _A
     found = np.zeros(starts.shape[0] - 1)
     for j in range(found.shape[0]):
         total = 0.0
-        for at in range(starts[j], starts[j + 1]):
+        for at in range(np.uint64(starts[j]), np.uint64(starts[j + 1])):
             v = float(values[at])
-            total += curves[rows[at]] * v * v
+            total += curves[np.uint32(rows[at])] * v * v
         found[j] = total
     return found
 
@@ -141,8 +141,8 @@ def _along(
     starts: _Array, rows: _Array, values: _Array, curves: _Array, q: _Array, j: int
 ) -> float:
     total = 0.0
-    for at in range(starts[j], starts[j + 1]):
-        i = rows[at]
+    for at in range(np.uint64(starts[j]), np.uint64(starts[j + 1])):
+        i = np.uint32(rows[at])
         total += values[at] * curves[i] * q[i]
     return total
 
@@ -192,8 +192,8 @@ def _sweeps(
                 worst = max(worst, abs(move) * sharp)
                 fell += sharp * move * move / 2
                 u[j] = new
-                for at in range(starts[j], starts[j + 1]):
-                    q[rows[at]] += move * values[at]
+                for at in range(np.uint64(starts[j]), np.uint64(starts[j + 1])):
+                    q[np.uint32(rows[at])] += move * values[at]
         whole += fell
         bound = worst
         if fell <= exact * whole:
@@ -241,8 +241,8 @@ def _group_sweeps(
                 if move != 0.0:
                     fell += (sharp + l2) * move * move / 2
                     u[j] = new[j - start]
-                    for at in range(starts[j], starts[j + 1]):
-                        q[rows[at]] += move * values[at]
+                    for at in range(np.uint64(starts[j]), np.uint64(starts[j + 1])):
+                        q[np.uint32(rows[at])] += move * values[at]
             norm = 0.0
             for j in range(start, stop):
                 norm += u[j] * u[j]
@@ -257,8 +257,8 @@ def _group_sweeps(
                     fell += (own + l2) * move * move / 2
                     u[j] += move
                     norm = others + u[j] * u[j]
-                    for at in range(starts[j], starts[j + 1]):
-                        q[rows[at]] += move * values[at]
+                    for at in range(np.uint64(starts[j]), np.uint64(starts[j + 1])):
+                        q[np.uint32(rows[at])] += move * values[at]
         whole += fell
         if fell <= exact * whole:
             return True, whole

@@ -20,6 +20,9 @@ from .shard import Shard
 
 _WHOLE = 2500  # features up to which second derivatives are held in a matrix
 _FEW = 512  # features up to which all are looked at in every step
+_SAMPLE = 2000  # rows that are worth solving alone, to begin with
+_SHARE = 8
+_ROUGH = 0.01  # how near its optimum, of the objective at 0
 _BLOCK = 4096  # rows that are filled with their zeros at once
 
 
@@ -135,7 +138,8 @@ def _length(
 ) -> float:
     """The largest 2^-k by which the objective falls as it should; 0 if none does."""
     penalty, code, gamma = shard.objective.penalty, shard.given[0], shard.given[1]
-    length, rounding = 1.0, 1e-14 * abs(before)
+    # Sums of a million losses are so exact; a step that gains less is not judged by them.
+    length, rounding = 1.0, (1e-12 if -slope <= 1e-12 * abs(before) else 1e-14) * abs(before)
     for _ in range(40):
         there = w + length * (u - w) if length < 1.0 else u
         after = passes.moved(code, gamma, p, shard.y, q, length) / len(shard)
@@ -154,19 +158,44 @@ def solve(
     `max_rounds` counts Newton steps. Where rounding allows no gap of `tol`, the certificate says
     what was reached.
     """
-    given, d = shard, shard.rows.n_features
+    given = shard
     penalty = shard.objective.penalty
     if penalty.group_l1 and penalty.group_size == 1:
         penalty = replace(penalty, l1=penalty.l1 + penalty.group_l1, group_l1=0.0)
         shard = replace(shard, objective=replace(shard.objective, penalty=penalty))
-    w = np.zeros(d) if start is None else start.astype(float)
+    w = _begun(shard, max_rounds) if start is None else start.astype(float)
+    found = _minimum(shard, w, tol, max_rounds)
+    # Predictions were added up step by step: what that lost is in no certificate.
+    p = passes.predictions(*_parts(shard.rows), found.w)
+    if shard is given and np.abs(p - found.p).max() <= 1e-13 * (1.0 + np.abs(p).max()):
+        return found
+    return replace(found, p=p, certificate=given.certificate(found.w))
+
+
+def _minimum(shard: Shard, w: np.ndarray, tol: float, max_rounds: int) -> Solved:
+    penalty = shard.objective.penalty
     p = passes.predictions(*_parts(shard.rows), w)
-    if not (penalty.l1 or penalty.group_l1) or d <= _FEW:
-        found = newton(shard, w, p, tol=tol, max_rounds=max_rounds)
-    else:
-        found = _widening(shard, w, p, tol, max_rounds)
-    final = given.certificate(found.w)
-    return Solved(w=found.w, p=found.p, certificate=final, rounds=found.rounds)
+    if not (penalty.l1 or penalty.group_l1) or len(w) <= _FEW:
+        return newton(shard, w, p, tol=tol, max_rounds=max_rounds)
+    return _widening(shard, w, p, tol, max_rounds)
+
+
+def _begun(shard: Shard, max_rounds: int) -> np.ndarray:
+    """Where to begin: near the optimum of every eighth row, which is had in an eighth of the time.
+
+    Source: Byrd et al. 2012, "Sample size selection in optimization methods for machine learning"
+    (as many rows as the model's error asks for).
+    """
+    zeros = np.zeros(shard.rows.n_features)
+    objective, n = shard.objective, len(shard)
+    if n < _SHARE * _SAMPLE or not objective.penalty.bounds:
+        return zeros
+    which = np.arange(0, n, _SHARE)
+    part = Shard(objective=objective, rows=shard.rows.take(which), y=shard.y[which])
+    nothing = passes.moved(objective.code, objective.gamma, np.zeros(n), shard.y, np.zeros(n), 0.0)
+    found = _minimum(part, zeros, _ROUGH * nothing / n, min(max_rounds, 10))
+    better = shard.loss(found.w) / n + objective.penalty.value(found.w) < nothing / n
+    return found.w if better else zeros
 
 
 def _widening(shard: Shard, w: np.ndarray, p: np.ndarray, tol: float, max_rounds: int) -> Solved:

@@ -95,8 +95,8 @@ def spread(
     for i in range(indptr.shape[0] - 1):
         s = slopes[i]
         if s != 0.0:
-            for at in range(indptr[i], indptr[i + 1]):
-                z[indices[at]] += s * values[at]
+            for at in range(np.uint64(indptr[i]), np.uint64(indptr[i + 1])):
+                z[np.uint32(indices[at])] += s * values[at]
     return z
 
 
@@ -109,9 +109,9 @@ def squares(
     for i in range(indptr.shape[0] - 1):
         c = curves[i]
         if c != 0.0:
-            for at in range(indptr[i], indptr[i + 1]):
+            for at in range(np.uint64(indptr[i]), np.uint64(indptr[i + 1])):
                 v = float(values[at])
-                found[indices[at]] += c * v * v
+                found[np.uint32(indices[at])] += c * v * v
     return found
 
 
@@ -122,10 +122,10 @@ def curved(indptr: _Array, indices: _Array, values: _Array, curves: _Array, v: _
     for i in range(indptr.shape[0] - 1):
         c = curves[i]
         if c != 0.0:
-            start, stop = indptr[i], indptr[i + 1]
-            c *= dot(indices, values, v, start, stop)
+            start, stop = np.uint64(indptr[i]), np.uint64(indptr[i + 1])
+            c *= dot(indices, values, v, indptr[i], indptr[i + 1])
             for at in range(start, stop):
-                found[indices[at]] += c * values[at]
+                found[np.uint32(indices[at])] += c * values[at]
     return found
 
 
@@ -134,16 +134,18 @@ def products(
     indptr: _Array, indices: _Array, values: _Array, curves: _Array, n_features: int
 ) -> _Array:
     """X^T diag(curves) X [D, D], from rows whose features ascend."""
-    found = np.zeros((n_features, n_features))
+    flat = np.zeros(n_features * n_features)
+    one = np.uint64(1)
     for i in range(indptr.shape[0] - 1):
         c = curves[i]
         if c != 0.0:
-            start, stop = indptr[i], indptr[i + 1]
+            start, stop = np.uint64(indptr[i]), np.uint64(indptr[i + 1])
             for a in range(start, stop):
-                row = found[indices[a]]
+                row = np.uint64(indices[a]) * np.uint64(n_features)
                 v = c * values[a]
-                for b in range(start, a + 1):
-                    row[np.uint32(indices[b])] += v * values[b]
+                for b in range(start, a + one):
+                    flat[row + np.uint64(indices[b])] += v * values[b]
+    found = flat.reshape((n_features, n_features))
     for a in range(n_features):
         for b in range(a):
             found[b, a] = found[a, b]
@@ -181,13 +183,13 @@ def kept(
     new[0] = 0
     at = 0
     for i in range(indptr.shape[0] - 1):
-        for k in range(indptr[i], indptr[i + 1]):
-            at += place[indices[k]] >= 0
+        for k in range(np.uint64(indptr[i]), np.uint64(indptr[i + 1])):
+            at += place[np.uint32(indices[k])] >= 0
         new[i + 1] = at
     which, numbers = np.empty(at, np.int32), np.empty(at, values.dtype)
     at = 0
-    for k in range(indptr[0], indptr[-1]):
-        j = place[indices[k]]
+    for k in range(np.uint64(indptr[0]), np.uint64(indptr[-1])):
+        j = place[np.uint32(indices[k])]
         if j >= 0:
             which[at] = j
             numbers[at] = values[k]
@@ -208,9 +210,9 @@ def columns(
     ends = starts[:-1].copy()
     rows, numbers = np.empty(starts[-1], np.int32), np.empty(starts[-1], values.dtype)
     for i in range(indptr.shape[0] - 1):
-        for k in range(indptr[i], indptr[i + 1]):
-            at = ends[indices[k]]
-            ends[indices[k]] = at + 1
+        for k in range(np.uint64(indptr[i]), np.uint64(indptr[i + 1])):
+            at = ends[np.uint32(indices[k])]
+            ends[np.uint32(indices[k])] = at + 1
             rows[at] = i
             numbers[at] = values[k]
     return starts, rows, numbers

@@ -59,6 +59,7 @@ def _step(h: _Array, r: _Array, u: _Array, penalty: Penalty) -> bool:
     if not len(which):
         return True
     part, mine = h[np.ix_(which, which)], u[which]
+    above = part
     down = -(r[which] + penalty.l2 * mine + penalty.l1 * np.sign(mine))
     if penalty.group_l1:
         down -= penalty.group_l1 * mine / norms
