@@ -8,9 +8,10 @@ from typing import Any, get_args
 import msgspec
 from msgspec import inspect as types
 
+from ..algo.compose import DataParallel
 from ..data.options import Data
 from ..errors import Violation, literal, nearest_first
-from ..graph.options import TASKS, Folder
+from ..graph.options import TASKS, Folder, Linear
 from ..sample import Form, Objective
 from .forms import example
 from .options import Spec
@@ -23,11 +24,20 @@ _LEARNS: Mapping[Objective, str] = {
 
 
 def matched(spec: Spec) -> Spec:
-    """The spec with the objective written into its text, where that was left to the model."""
+    """The spec with what was left to the model: what text is read for, the rule's penalty."""
+    if isinstance(spec.model, Linear):
+        algorithm = with_penalty(spec.data_parallel, spec.model)
+        return msgspec.structs.replace(spec, data_parallel=algorithm)
     if spec.data.gives.form != "text":
         return spec
     data = msgspec.structs.replace(spec.data, objective=_objective(spec))
     return msgspec.structs.replace(spec, data=data)
+
+
+def with_penalty(algorithm: DataParallel, model: Linear) -> DataParallel:
+    """The algorithm whose rule has the model's penalty, where it has none of its own."""
+    rule = algorithm.rule.of_penalty(model.l1, model.group_l1, model.group_size)
+    return msgspec.structs.replace(algorithm, rule=rule)
 
 
 def form(spec: Spec) -> Iterator[Violation]:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Annotated, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import msgspec
 
 from ...errors import Violation
-from ..effects import Program
+from ..effects import Program, Split
 from ..push import Push
 from .asgd import ASGD
 from .kind import State
@@ -28,7 +28,8 @@ class Downpour(ASGD, frozen=True, kw_only=True, tag="Downpour", tag_field="kind"
     Between fetches a worker takes steps of plain SGD on parameters of its own, at the rule's rate;
     servers take one of the rule along each sum. A worker waits for no answer to a push after which
     it does not fetch. If a gradient of a push is not finite, the push and its steps are dropped.
-    Weight decay as that of a penalty is in each gradient. The model is the servers'.
+    Weight decay as that of a penalty is in each gradient; the prox of a penalty is taken by servers
+    alone, for as many gradients as were added up. The model is the servers'.
 
     Source: Dean et al. 2012, "Large Scale Distributed Deep Networks", section 4.1 and its
     algorithm 7.1.
@@ -72,6 +73,16 @@ class Downpour(ASGD, frozen=True, kw_only=True, tag="Downpour", tag_field="kind"
                 total, params = total + found, params - lr * found
         work = Work(vectors=(total,), rows=tuple(rows), changed={"params": params})
         return work if work.counts else replace(work, changed={})
+
+    def applied(
+        self, algorithm: DataParallel, state: State, push: Push, lr: float, me: Worker
+    ) -> Split[State]:
+        """A step of the rule along the sum."""
+        rule: Any = algorithm.rule
+        if rule.settles:
+            n = sum(bool(row.weight) for row in push.rows)
+            algorithm = msgspec.structs.replace(algorithm, rule=rule.of_sum(n))
+        return super().applied(algorithm, state, push, lr, me)
 
     def awaits(self, push: int) -> bool:
         """After those that a fetch is due at."""
