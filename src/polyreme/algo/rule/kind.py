@@ -87,9 +87,12 @@ class RuleKind(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         return self
 
     def settle(
-        self, params: torch.Tensor, state: State, *, lr: float, layout: Layout
+        self, params: torch.Tensor, state: State, *, lr: float | torch.Tensor, layout: Layout
     ) -> tuple[torch.Tensor, State]:
-        """Parameters, and the next state, after what ends a step that added up to rate `lr`."""
+        """Parameters, and the next state, after what ends a step that added up to rate `lr`.
+
+        That may be one for each entry, alike where entries are tied.
+        """
         return params, state
 
     def of_sum(self, n: int) -> RuleKind:

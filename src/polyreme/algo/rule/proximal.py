@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import msgspec
 
@@ -99,7 +99,7 @@ class ProximalSGD(Settling, frozen=True, kw_only=True, tag="ProximalSGD", tag_fi
         )
 
     def settle(
-        self, params: torch.Tensor, state: State, *, lr: float, layout: Layout
+        self, params: torch.Tensor, state: State, *, lr: float | torch.Tensor, layout: Layout
     ) -> tuple[torch.Tensor, State]:
         """The prox: first entries, then groups shrink."""
         if self.l1:
@@ -148,7 +148,7 @@ class TruncatedGradient(
         return msgspec.structs.replace(self, gravity=l1 if self.gravity is None else self.gravity)
 
     def settle(
-        self, params: torch.Tensor, state: State, *, lr: float, layout: Layout
+        self, params: torch.Tensor, state: State, *, lr: float | torch.Tensor, layout: Layout
     ) -> tuple[torch.Tensor, State]:
         """The truncation, if it is due."""
         if self.counts:
@@ -163,12 +163,15 @@ class TruncatedGradient(
         return after, state
 
 
-def _shrunk(vector: torch.Tensor, by: float) -> torch.Tensor:
+def _shrunk(vector: torch.Tensor, by: float | torch.Tensor) -> torch.Tensor:
     """Each entry nearer to 0 by so much; NaN stays so."""
-    return vector - vector.clamp(-by, by)
+    bound: Any = by
+    return vector - vector.clamp(-bound, bound)
 
 
-def _groups_shrunk(vector: torch.Tensor, by: float, size: int, layout: Layout) -> torch.Tensor:
+def _groups_shrunk(
+    vector: torch.Tensor, by: float | torch.Tensor, size: int, layout: Layout
+) -> torch.Tensor:
     """Each group's norm nearer to 0 by so much."""
     import torch
 
@@ -177,6 +180,7 @@ def _groups_shrunk(vector: torch.Tensor, by: float, size: int, layout: Layout) -
         part = vector[each.start : each.stop]
         rows = torch.nn.functional.pad(part, (0, -part.numel() % size)).view(-1, size)
         norms = torch.linalg.vector_norm(rows, dim=1, keepdim=True)
-        kept = (norms - by).clamp(min=0) / norms.where(norms != 0, 1.0)
+        less = by[each.start : each.stop : size].unsqueeze(1) if torch.is_tensor(by) else by
+        kept = (norms - less).clamp(min=0) / norms.where(norms != 0, 1.0)
         parts.append((rows * kept).view(-1)[: part.numel()])
     return torch.cat(parts) if parts else vector

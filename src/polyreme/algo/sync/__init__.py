@@ -9,6 +9,7 @@ from .async_admm import AsyncADMM as AsyncADMM
 from .backup_workers import BackupWorkers as BackupWorkers
 from .basgd import BASGD as BASGD
 from .cser import CSER as CSER
+from .delayed_block import DelayedBlockProximal as DelayedBlockProximal
 from .downpour import Downpour as Downpour
 from .easgd import EASGD as EASGD
 from .every_step import EveryStep as EveryStep
@@ -54,6 +55,7 @@ Sync = (
     | Downpour
     | EASGD
     | AsyncADMM
+    | DelayedBlockProximal
     | Hogwild
     | PartialReduce
     | ADPSGD

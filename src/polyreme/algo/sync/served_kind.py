@@ -60,6 +60,8 @@ class ServedKind(SyncKind, frozen=True, kw_only=True):
     one_server: ClassVar[str] = ""
     """Why pieces at several servers would not go together, if they would not."""
 
+    by_version: ClassVar[bool] = False
+    """Whether an answer's version alone says which pushes of a worker it is of."""
     not_ahead: ClassVar[str] = ""
     """What it does that goes with no more than one unanswered push of a worker, if it does."""
     whole_answers: ClassVar[str] = ""
