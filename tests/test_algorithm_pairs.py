@@ -37,6 +37,8 @@ AXES: dict[str, list[Any]] = {
         rule.SignSGD(lr=0.01),
         rule.Signum(lr=0.01),
         rule.Lion(lr=0.01),
+        rule.ProximalSGD(lr=0.1, l1=0.01, group_l1=0.01, group_size=3),
+        rule.TruncatedGradient(lr=0.1, gravity=0.01, period=2),
     ],
     "sync": [
         sync.EveryStep(),

@@ -12,7 +12,21 @@ import pytest
 import torch
 
 from polyreme.algo.effects import alone, settled
-from polyreme.algo.rule import LAMB, LARS, SGD, SNGD, SNGM, Adam, AdamW, Lion, Rule, SignSGD, Signum
+from polyreme.algo.rule import (
+    LAMB,
+    LARS,
+    SGD,
+    SNGD,
+    SNGM,
+    Adam,
+    AdamW,
+    Lion,
+    ProximalSGD,
+    Rule,
+    SignSGD,
+    Signum,
+    TruncatedGradient,
+)
 from polyreme.algo.vector import Layout
 
 torch.set_num_threads(1)
@@ -81,6 +95,10 @@ def _sign(x: float) -> float:
     return float(x > 0) - float(x < 0)
 
 
+def _soft(x: float, by: float) -> float:
+    return _sign(x) * max(0.0, abs(x) - by)
+
+
 def _by_hand(rule: Rule, w: list[float], grads: list[list[float]]) -> list[float]:
     """The last weights, of one tensor."""
     m, v = [0.0] * len(w), [0.0] * len(w)
@@ -136,7 +154,19 @@ def _by_hand(rule: Rule, w: list[float], grads: list[list[float]]) -> list[float
                 if isinstance(rule, LAMB):
                     ratio = _norm(w) / _norm(step)
                     step = [ratio * s for s in step]
+            case ProximalSGD() | TruncatedGradient():
+                step = coupled
         w = [x - lr * s for x, s in zip(w, step, strict=True)]
+        match rule:
+            case ProximalSGD():
+                w = [_soft(x, lr * rule.l1) for x in w]
+                for at in range(0, len(w), rule.group_size):
+                    group = w[at : at + rule.group_size]
+                    left = max(0.0, 1 - lr * rule.group_l1 / (_norm(group) or 1.0))
+                    w[at : at + rule.group_size] = [left * x for x in group]
+            case TruncatedGradient() if t % rule.period == 0:
+                pull = lr * rule.period * rule.gravity
+                w = [_soft(x, pull) if abs(x) <= rule.threshold else x for x in w]
     return w
 
 
@@ -155,6 +185,8 @@ RULES = [
     SignSGD(lr=0.1, weight_decay=0.1),
     Signum(lr=0.1, momentum=0.8, weight_decay=0.1),
     Lion(lr=0.1, betas=(0.7, 0.9), weight_decay=0.1),
+    ProximalSGD(lr=0.1, l1=0.7, group_l1=0.4, group_size=3, weight_decay=0.1),
+    TruncatedGradient(lr=0.1, gravity=0.9, period=3, threshold=0.6, weight_decay=0.1),
 ]
 
 

@@ -13,7 +13,21 @@ import torch
 
 from beside import beside
 from polyreme.algo.optimizer import RuleOptimizer
-from polyreme.algo.rule import LAMB, LARS, SGD, SNGD, SNGM, Adam, AdamW, Lion, Rule, SignSGD, Signum
+from polyreme.algo.rule import (
+    LAMB,
+    LARS,
+    SGD,
+    SNGD,
+    SNGM,
+    Adam,
+    AdamW,
+    Lion,
+    ProximalSGD,
+    Rule,
+    SignSGD,
+    Signum,
+    TruncatedGradient,
+)
 from polyreme.runtime import checkpoint, checkpoints, loop
 from polyreme.runtime.gathering import full_parameters
 from polyreme.runtime.saver import Saver
@@ -34,6 +48,8 @@ RULES = {
     "SignSGD": SignSGD(lr=0.01, weight_decay=0.01),
     "Signum": Signum(lr=0.01, weight_decay=0.01),
     "Lion": Lion(lr=0.01, weight_decay=0.01),
+    "ProximalSGD": ProximalSGD(lr=0.2, l1=0.01, weight_decay=0.01),
+    "TruncatedGradient": TruncatedGradient(lr=0.2, gravity=0.01, period=2, threshold=0.5),
 }
 MODEL = Model(gain=True, frozen=True, branch="never")  # its gain stays whole, its branch unused
 MIXED = {"embed": "none", "block.0": "params", "block.1": "optimizer", "head": "grads"}

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from ..errors import ConfigError, Violation
 from .effects import Split, SumShards, settled, together
 from .rule.kind import RuleKind
 from .vector import Layout
@@ -85,6 +86,8 @@ class RuleOptimizer(torch.optim.Optimizer):
         But for those that must wait for a sum.
         """
         local = _local(parameter)
+        if self.rule.ties and _is_part(parameter):
+            raise _cut(self.rule)
         assert parameter.grad is not None
         flat = local.reshape(-1)
         layout = Layout.of({"": tuple(flat.shape)})
@@ -138,6 +141,12 @@ class RuleOptimizer(torch.optim.Optimizer):
             if key not in held:
                 held[key] = torch.zeros_like(parameter, requires_grad=False)
             _local(held[key]).copy_(value.view_as(_local(held[key])))
+
+
+def _cut(rule: RuleKind) -> ConfigError:
+    why = f"ties entries of a tensor ({type(rule).__name__}), and parts of it are on other devices"
+    legal = "parameters that are not sharded"
+    return ConfigError([Violation(path="params", value="DTensor", rule=why, legal=legal)])
 
 
 def _is_part(tensor: torch.Tensor) -> bool:

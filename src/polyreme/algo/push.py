@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     import torch
 
     from .compose import DataParallel
+    from .vector import Layout
     from .worker import Worker
 
 WHOLE = Dense(per="model")
@@ -68,11 +69,15 @@ class Form:
     n_vectors: int
     n_batches: int
 
+    def layout(self, me: Worker) -> Layout:
+        """Of what is pushed: the parameters'."""
+        return me.layout
+
     def parts(self, me: Worker, server: int, dtype: str) -> tuple[exchange.Part, ...]:
         """The packets of a server's piece of a vector."""
         compress = self.algorithm.compress
         kind = WHOLE if isinstance(compress, Dense) else compress
-        piece = me.layout.pieces(self.servers)[server]
+        piece = self.layout(me).pieces(self.servers)[server]
         return piece.once((kind, dtype), lambda: exchange.parts(kind, piece, dtype))
 
     def init(self, params: torch.Tensor, me: Worker) -> State:
@@ -115,7 +120,7 @@ class Form:
         made: list[list[Packet]] = []
         for server in range(self.servers):
             each = self.parts(me, server, exchange.name(vector))
-            start, stop = span(me.layout.n_entries, self.servers, server)
+            start, stop = span(self.layout(me).n_entries, self.servers, server)
             keys = [f"{server}.{at}" for at in range(len(each))]
             packets, after = stacked.encoded(
                 [(part.kind, part.like) for part in each],
@@ -157,7 +162,7 @@ class Form:
             each = tuple((part.kind, part.like) for part in parts)
             return ((WHOLE, head), *each * self.n_vectors)
 
-        piece = me.layout.pieces(self.servers)[me.rank - me.n]
+        piece = self.layout(me).pieces(self.servers)[me.rank - me.n]
         key = (self.algorithm.compress, dtype, self.n_batches, self.n_vectors)
         return piece.once(key, found)
 

@@ -102,6 +102,9 @@ class Task(Protocol):
     def at(self, w: torch.Tensor) -> Here:
         """Gradient, slopes and loss there."""
 
+    def bounds(self, start: int, stop: int) -> torch.Tensor:
+        """A diagonal that the summed loss's Hessian of these features is below, at any model."""
+
     def loss(self, w: torch.Tensor) -> float:
         """The summed loss there."""
 

@@ -102,4 +102,4 @@ def climbed(
 ) -> tuple[np.ndarray, np.ndarray]:
     """See `ascended`."""
     penalty = shard.objective.penalty
-    return ascended(*shard.given, dual, v, order, n_all, sigma, penalty.l1, penalty.l2)  # type: ignore[no-any-return]
+    return ascended(*shard.given, dual, v, order, n_all, sigma, penalty.l1, penalty.l2)

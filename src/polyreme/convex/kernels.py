@@ -85,3 +85,18 @@ def longest_row(indptr: _Array, values: _Array) -> float:
             total += values[at] * values[at]
         found = max(found, total)
     return found if math.isfinite(found) else math.inf
+
+
+@numba.njit(cache=True, nogil=True)
+def row_sums(indptr: _Array, indices: _Array, values: _Array, start: int, stop: int) -> _Array:
+    """Of features j from `start` to `stop`: sums over rows i of |x_ij| sum_k |x_ik|, k of these."""
+    found = np.zeros(stop - start)
+    for i in range(indptr.shape[0] - 1):
+        total = 0.0
+        for at in range(indptr[i], indptr[i + 1]):
+            if start <= indices[at] < stop:
+                total += abs(values[at])
+        for at in range(indptr[i], indptr[i + 1]):
+            if start <= indices[at] < stop:
+                found[indices[at] - start] += abs(values[at]) * total
+    return found

@@ -10,6 +10,7 @@ import numpy as np
 from ..data.rows import Rows
 from . import kernels
 from .columns import Columns
+from .loss import sharpest
 from .problem import Certificate, Objective, certificate
 
 
@@ -61,6 +62,16 @@ class Shard:
         """Gradient, slopes and loss at a model [D]."""
         gradient, slopes, loss = kernels.gradient(*self.given, w)
         return Slopes(gradient=gradient, slopes=slopes, loss=float(loss))
+
+    def bounds(self, start: int, stop: int) -> np.ndarray:
+        """A diagonal above the summed loss's Hessian of features `start` to `stop`, at any model.
+
+        Source: a matrix of |a_jk| is below the diagonal of its rows' sums (Gershgorin).
+        """
+        code, gamma, indptr, indices, values, _ = self.given
+        found = kernels.row_sums(indptr, indices, values, start, stop)
+        bounds: np.ndarray = sharpest(code, gamma) * found
+        return bounds
 
     def loss(self, w: np.ndarray) -> float:
         """The summed loss."""

@@ -55,6 +55,14 @@ class LinearTask:
         gradient, slopes = torch.from_numpy(found.gradient), torch.from_numpy(found.slopes)
         return Here(gradient=gradient, slopes=slopes, loss=found.loss)
 
+    def bounds(self, start: int, stop: int) -> torch.Tensor:
+        """See `Shard.bounds`; found once."""
+        held = self.__dict__.setdefault("_bounds", {})
+        if (start, stop) not in held:
+            held[start, stop] = torch.from_numpy(self.shard.bounds(start, stop))
+        found: torch.Tensor = held[start, stop]
+        return found
+
     def loss(self, w: torch.Tensor) -> float:
         """One pass over the rows."""
         return self.shard.loss(w.numpy())

@@ -294,7 +294,7 @@ class Simulation:
             me, batch = player.me, player.n_batches
             if isinstance(effect, Compute):
                 self._asked[me.rank], batch = effect, effect.batch
-                player.n_batches = batch + 1
+            player.n_batches = batch + 1
             seconds = self.compute.gradient_s(me.rank, me.n, batch, self.seed)
             player.takes(seconds * getattr(effect, "batches", 1.0), self.clock.now_s)
             self.clock.at(player.until_s, self._computed, player)

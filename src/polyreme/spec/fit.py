@@ -8,6 +8,7 @@ from typing import Any, get_args
 import msgspec
 from msgspec import inspect as types
 
+from ..algo.compose import DataParallel
 from ..data.options import Data
 from ..errors import Violation, literal, nearest_first
 from ..graph.options import TASKS, Folder, Linear
@@ -23,13 +24,24 @@ _LEARNS: Mapping[Objective, str] = {
 
 
 def matched(spec: Spec) -> Spec:
-    """The spec with what data leave to the model: what text is read for, and sparse features."""
-    if isinstance(spec.model, Linear) and hasattr(spec.data, "sparse"):
-        return msgspec.structs.replace(spec, data=msgspec.structs.replace(spec.data, sparse=True))
+    """The spec with what was left to the model: sparse features, a penalty, what text is for."""
+    model = spec.model
+    if isinstance(model, Linear):
+        if hasattr(spec.data, "sparse"):
+            data = msgspec.structs.replace(spec.data, sparse=True)
+            spec = msgspec.structs.replace(spec, data=data)
+        algorithm = with_penalty(spec.data_parallel, model)
+        return msgspec.structs.replace(spec, data_parallel=algorithm)
     if spec.data.gives.form != "text":
         return spec
     data = msgspec.structs.replace(spec.data, objective=_objective(spec))
     return msgspec.structs.replace(spec, data=data)
+
+
+def with_penalty(algorithm: DataParallel, model: Linear) -> DataParallel:
+    """The algorithm whose rule has the model's penalty, where it has none of its own."""
+    rule = algorithm.rule.of_penalty(model.l1, model.group_l1, model.group_size)
+    return msgspec.structs.replace(algorithm, rule=rule)
 
 
 def form(spec: Spec) -> Iterator[Violation]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import msgspec
 
@@ -30,6 +30,11 @@ class RuleKind(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         lr: Learning rate, before the schedule.
         weight_decay: Pull of the weights to zero; where it enters is the rule's.
     """
+
+    settles: ClassVar[bool] = False
+    """Whether its step ends in `settle`, so that changes of several workers do not add up."""
+    penalties: ClassVar[tuple[str, ...]] = ()
+    """A linear model's penalties without a gradient that it takes."""
 
     lr: Positive = 0.1
     weight_decay: NotNegative = 0.0
@@ -76,6 +81,28 @@ class RuleKind(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         """
         raise undefined(self, "update")
 
+    @property
+    def additive(self) -> RuleKind:
+        """The rule without `settle`: what it adds to the parameters may be added up."""
+        return self
+
+    def settle(
+        self, params: torch.Tensor, state: State, *, lr: float | torch.Tensor, layout: Layout
+    ) -> tuple[torch.Tensor, State]:
+        """Parameters, and the next state, after what ends a step that added up to rate `lr`.
+
+        That may be one for each entry, alike where entries are tied.
+        """
+        return params, state
+
+    def of_sum(self, n: int) -> RuleKind:
+        """The rule for a gradient that is the sum of n: what it adds of its own counts n times."""
+        return self
+
+    def of_penalty(self, l1: float, group_l1: float, group_size: int) -> RuleKind:
+        """The rule with a linear model's penalty, where that is left to the model."""
+        return self
+
     def at_delay(self, lr: float, delay: int, n: int) -> float:
         """The rate for a gradient that `delay` pushes of n workers were applied after: as it is.
 
@@ -91,6 +118,16 @@ class RuleKind(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     def by_entry(self) -> bool:
         """Whether the update of an entry needs no gradient but its own."""
         return type(self).native is not RuleKind.native
+
+    @property
+    def by_piece(self) -> bool:
+        """Whether pieces of a vector may be updated apart."""
+        return self.by_entry
+
+    @property
+    def ties(self) -> bool:
+        """Whether entries that follow one another are tied, so that a tensor must be whole."""
+        return False
 
     def optimizer(self, params: Iterable[torch.Tensor]) -> torch.optim.Optimizer:
         """The same as an optimizer over parameters that this process holds whole."""

@@ -13,6 +13,7 @@ from .block_coordinate import BlockCoordinate as BlockCoordinate
 from .cocoa import CoCoA as CoCoA
 from .cser import CSER as CSER
 from .dane import DANE as DANE
+from .delayed_block import DelayedBlockProximal as DelayedBlockProximal
 from .downpour import Downpour as Downpour
 from .dsvrg import DSVRG as DSVRG
 from .easgd import EASGD as EASGD
@@ -60,6 +61,7 @@ Sync = (
     | Downpour
     | EASGD
     | AsyncADMM
+    | DelayedBlockProximal
     | Hogwild
     | PartialReduce
     | ADPSGD

@@ -12,7 +12,7 @@ from ..effects import Program, settled
 from ..push import Push
 from .barrier import Barrier
 from .coming_alone import undressed
-from .kind import State
+from .kind import State, additive
 from .served_kind import Work
 
 if TYPE_CHECKING:
@@ -30,10 +30,12 @@ class AsyncADMM(Barrier, frozen=True, kw_only=True, tag="AsyncADMM", tag_field="
     of the rule, and pushes x_i + y_i / rho. The server sets z to the mean of what all pushed last
     once `barrier` workers wait for it, and all whose last push is in `delay` - 1 older ones; then
     it answers those that wait. A worker that is gone is not waited for, and counts with its last
-    push. A step whose gradient is not finite drops its push. The model is z.
+    push. A step whose gradient is not finite drops its push. The model is z. Where the rule ends in
+    a prox, of R, the problem is the mean of f_i plus R: local steps are those before the prox, and
+    z is the prox of R / rho at that mean, so that it is sparse.
 
     Source: Zhang and Kwok 2014, "Asynchronous Distributed ADMM for Consensus Optimization",
-    algorithms 1 and 2; consensus as in Boyd et al. 2011, section 7.1.
+    algorithms 1 and 2; consensus as in Boyd et al. 2011, sections 7.1 and 7.1.1.
     Differs: the local problem is solved by a number of steps, to whatever they come.
 
     Attributes:
@@ -46,6 +48,7 @@ class AsyncADMM(Barrier, frozen=True, kw_only=True, tag="AsyncADMM", tag_field="
     """
 
     steps_at_worker: ClassVar[bool] = True
+    settles: ClassVar[bool] = True
     promise: ClassVar[str] = "each consensus has pushes of the last `delay` ones"
     rho: Annotated[float, msgspec.Meta(gt=0)] = 1.0
     barrier: Annotated[int, msgspec.Meta(ge=1)] = 1
@@ -72,19 +75,21 @@ class AsyncADMM(Barrier, frozen=True, kw_only=True, tag="AsyncADMM", tag_field="
             **super().kept(algorithm, piece, me),
             "held": {worker: piece.clone() for worker in workers},
             "ages": dict.fromkeys(workers, 0),
+            **self.ending(algorithm, piece),
         }
 
     def work(self, algorithm: DataParallel, state: State, me: Worker) -> Program[Work]:
         """The dual's step, then the model's."""
         tie, model, rule = state["params"], state["model"], state["rule"]
         dual, lr, rows = state["dual"] + self.rho * (model - tie), self.rate(state, me), []
+        local = additive(algorithm).rule
         for batch in range(state["step"], state["step"] + self.local_steps):
             found, numbers = yield from self.found(algorithm, model, batch, me)
             rows.append(numbers)
             if numbers.finite and numbers.weight:
                 found = found + dual + self.rho * (model - tie)
                 delta, rule = yield from settled(
-                    algorithm.rule.update(found, rule, model, lr=lr, layout=me.layout)
+                    local.update(found, rule, model, lr=lr, layout=me.layout)
                 )
                 model = model + delta
         changed = {"model": model, "dual": dual, "rule": rule}
@@ -110,8 +115,9 @@ class AsyncADMM(Barrier, frozen=True, kw_only=True, tag="AsyncADMM", tag_field="
         late = any(ages[worker] + 1 >= self.delay for worker in here if not waits[worker])
         if late or sum(waits.values()) < max(1, min(self.barrier, len(here))):
             return {}
+        mean = sum(state["held"].values()) / me.n
         return {
-            "params": sum(state["held"].values()) / me.n,
+            **self.ended(algorithm, state, mean, 1 / self.rho, me),
             "ages": {worker: 0 if waits[worker] else age + 1 for worker, age in ages.items()},
             "closed": True,
         }

@@ -57,7 +57,8 @@ def _unfit(sync: ServedKind, algorithm: DataParallel) -> Iterator[Violation]:
         )
     if sync.servers > 1 and sync.one_server:
         yield Violation(path=path, value=sync.servers, rule=sync.one_server, legal="1")
-    if sync.servers > 1 and not (rule.by_entry or sync.steps_at_worker):
+    at_server = not sync.steps_at_worker or (sync.settles and rule.settles)
+    if sync.servers > 1 and at_server and not rule.by_piece:
         yield Violation(
             path=path,
             value=sync.servers,

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Annotated, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import msgspec
 
 from ...errors import Violation
-from ..effects import Program
+from ..effects import Program, Split
 from ..push import Push
 from .asgd import ASGD
 from .kind import State
 from .served_kind import Work
 
 if TYPE_CHECKING:
+    import torch
+
     from ..compose import DataParallel
     from ..worker import Worker
 
@@ -28,7 +30,8 @@ class Downpour(ASGD, frozen=True, kw_only=True, tag="Downpour", tag_field="kind"
     Between fetches a worker takes steps of plain SGD on parameters of its own, at the rule's rate;
     servers take one of the rule along each sum. A worker waits for no answer to a push after which
     it does not fetch. If a gradient of a push is not finite, the push and its steps are dropped.
-    Weight decay as that of a penalty is in each gradient. The model is the servers'.
+    Weight decay as that of a penalty is in each gradient; local steps end in the rule's
+    prox, if it has one, and a server's in that of as many. The model is the servers'.
 
     Source: Dean et al. 2012, "Large Scale Distributed Deep Networks", section 4.1 and its
     algorithm 7.1.
@@ -59,19 +62,38 @@ class Downpour(ASGD, frozen=True, kw_only=True, tag="Downpour", tag_field="kind"
         path = "data_parallel.sync.fetch_every"
         return [Violation(path=path, value=self.fetch_every, rule=rule, legal=legal)]
 
+    def own(self, algorithm: DataParallel, params: torch.Tensor, me: Worker) -> State:
+        """What ends local steps."""
+        return self.ending(algorithm, params)
+
     def work(self, algorithm: DataParallel, state: State, me: Worker) -> Program[Work]:
         """Local steps: the sum of their gradients."""
         params, lr = state["params"], self.rate(state, me)
         kept = state["exchange"]["0"]["feedback"]
-        total, rows = params.new_zeros(params.shape), []
+        total, rows, rule = params.new_zeros(params.shape), [], algorithm.rule
+        ended: State = {"ending": state["ending"]} if rule.settles else {}
         for batch in range(state["step"], state["step"] + self.push_every):
             at = algorithm.feedback.at(params, kept)
             found, numbers = yield from self.found(algorithm, at, batch, me)
             rows.append(numbers)
             if numbers.finite and numbers.weight:
                 total, params = total + found, params - lr * found
-        work = Work(vectors=(total,), rows=tuple(rows), changed={"params": params})
+                if rule.settles:
+                    params, ending = rule.settle(params, ended["ending"], lr=lr, layout=me.layout)
+                    ended = {"ending": ending}
+        changed = {"params": params, **ended}
+        work = Work(vectors=(total,), rows=tuple(rows), changed=changed)
         return work if work.counts else replace(work, changed={})
+
+    def applied(
+        self, algorithm: DataParallel, state: State, push: Push, lr: float, me: Worker
+    ) -> Split[State]:
+        """A step of the rule along the sum."""
+        rule: Any = algorithm.rule
+        if rule.settles:
+            n = sum(bool(row.weight) for row in push.rows)
+            algorithm = msgspec.structs.replace(algorithm, rule=rule.of_sum(n))
+        return super().applied(algorithm, state, push, lr, me)
 
     def awaits(self, push: int) -> bool:
         """After those that a fetch is due at."""

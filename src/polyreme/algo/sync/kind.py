@@ -161,6 +161,14 @@ def stride(
     return delta, state, norm
 
 
+def additive(algorithm: DataParallel) -> DataParallel:
+    """With a rule whose changes may be added up, where a server does what ends its steps."""
+    rule: Any = algorithm.rule
+    if not rule.settles:
+        return algorithm
+    return msgspec.structs.replace(algorithm, rule=rule.additive)
+
+
 def moved(
     algorithm: DataParallel,
     params: torch.Tensor,

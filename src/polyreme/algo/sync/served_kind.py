@@ -51,6 +51,8 @@ class ServedKind(SyncKind, frozen=True, kw_only=True):
     """Whether the momentum is the sync's, so that the rule must have none and be SGD."""
     steps_at_worker: ClassVar[bool] = False
     """Whether the rule is played by workers, each with a state of its own, and not by servers."""
+    settles: ClassVar[bool] = False
+    """Whether servers end steps that workers began, where the rule's changes do not add up."""
     pushes_steps: ClassVar[bool] = False
     """Whether what is pushed has the learning rate in it; it has where workers play the rule."""
     decays_at_worker: ClassVar[bool] = False
@@ -58,6 +60,8 @@ class ServedKind(SyncKind, frozen=True, kw_only=True):
     one_server: ClassVar[str] = ""
     """Why pieces at several servers would not go together, if they would not."""
 
+    by_version: ClassVar[bool] = False
+    """Whether an answer's version alone says which pushes of a worker it is of."""
     not_ahead: ClassVar[str] = ""
     """What it does that goes with no more than one unanswered push of a worker, if it does."""
     whole_answers: ClassVar[str] = ""
@@ -180,6 +184,21 @@ class ServedKind(SyncKind, frozen=True, kw_only=True):
             rule.update(found, state["rule"], params, lr=lr, layout=layout)
         )
         return {"params": params + delta, "rule": kept}
+
+    def ending(self, algorithm: DataParallel, piece: torch.Tensor) -> State:
+        """What a server keeps of a rule whose steps it ends."""
+        return {"ending": algorithm.rule.init(piece)} if algorithm.rule.settles else {}
+
+    def ended(
+        self, algorithm: DataParallel, state: State, params: torch.Tensor, lr: float, me: Worker
+    ) -> State:
+        """Parameters that workers' steps were added to, after what ends these."""
+        rule = algorithm.rule
+        if not rule.settles:
+            return {"params": params}
+        layout = me.layout.pieces(self.servers)[me.rank - me.n]
+        params, kept = rule.settle(params, state["ending"], lr=lr, layout=layout)
+        return {"params": params, "ending": kept}
 
     def rate(self, state: State, me: Worker) -> float:
         """The learning rate where a worker is, by the first server's version."""

@@ -9,7 +9,7 @@ import msgspec
 
 from ..effects import Program
 from ..push import HELLO, LEFT, Push
-from .kind import State, gradient, stride
+from .kind import State, additive, gradient, stride
 from .served import Served
 from .served_kind import Work
 
@@ -27,7 +27,9 @@ class SSP(Served, frozen=True, kw_only=True, tag="SSP", tag_field="kind"):
     parameters go the nth part of each change. One at clock t is answered once all that are present
     are at t - staleness or later. So it sees all changes before clock t - staleness of all, all of
     its own, and some in between. A bound of 0 is bulk-synchronous training; there is none below. A
-    worker that comes is at the clock of the slowest that is present.
+    worker that comes is at the clock of the slowest that is present. Of a rule that ends in a prox
+    changes do not add up: workers push the step before it, and a server takes the prox of the nth
+    part of the rate after each.
 
     Source: Ho et al. 2013, "More Effective Distributed ML via a Stale Synchronous Parallel
     Parameter Server"; Cui et al. 2014, "Exploiting Bounded Staleness to Speed Up Big Data
@@ -43,12 +45,17 @@ class SSP(Served, frozen=True, kw_only=True, tag="SSP", tag_field="kind"):
     not_ahead: ClassVar[str] = "has workers see all of their own changes"
     steps_at_worker: ClassVar[bool] = True
     promise: ClassVar[str] = "no worker is more than `staleness` clocks ahead of another"
+    settles: ClassVar[bool] = True
     staleness: Annotated[int, msgspec.Meta(ge=0)] = 3
 
     def kept(self, algorithm: DataParallel, piece: torch.Tensor, me: Worker) -> State:
         """Each worker's clock, and whether it waits."""
         workers = [str(worker) for worker in range(me.n)]
-        return {"clocks": dict.fromkeys(workers, 0), "waits": dict.fromkeys(workers, False)}
+        return {
+            "clocks": dict.fromkeys(workers, 0),
+            "waits": dict.fromkeys(workers, False),
+            **self.ending(algorithm, piece),
+        }
 
     def work(self, algorithm: DataParallel, state: State, me: Worker) -> Program[Work]:
         """A step of the rule: what is taken off parameters by it."""
@@ -58,7 +65,7 @@ class SSP(Served, frozen=True, kw_only=True, tag="SSP", tag_field="kind"):
         if not own.is_finite or not own.weight:
             return Work(vectors=(params,), rows=(own.numbers,), changed={})
         lr = self.rate(state, me)
-        delta, rule, _ = yield from stride(algorithm, params, own.gradient, rule, lr, me)
+        delta, rule, _ = yield from stride(additive(algorithm), params, own.gradient, rule, lr, me)
         return Work(vectors=(-delta,), rows=(own.numbers,), changed={"rule": rule})
 
     def applied(
@@ -66,7 +73,7 @@ class SSP(Served, frozen=True, kw_only=True, tag="SSP", tag_field="kind"):
     ) -> State:
         """The nth part of a change."""
         (change,) = push.vectors
-        return {"params": state["params"] - change / me.n}
+        return self.ended(algorithm, state, state["params"] - change / me.n, lr / me.n, me)
 
     def heard(self, algorithm: DataParallel, state: State, push: Push, me: Worker) -> State:
         """The clock, also of a push that does not count, and who waits from now on."""

@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import save
 
 from ...algo.compose import DataParallel
-from ...algo.effects import Compute, Computed, Received, Recv, Send, SumShards
+from ...algo.effects import Compute, Computed, Local, Received, Recv, Send, SumShards
 from ...algo.packet import from_bytes, to_bytes
 from ...algo.push import HELLO
 from ...algo.sync.kind import State
@@ -77,7 +77,8 @@ class Player:
         self._ways = {server: _Way() for server in servers}
         self._boxes = Boxes(self.address, self.me.rank, [HOME, *servers])
         self._resting = False
-        self._packs = self.sync.answers(self.algorithm).packs
+        packs = self.sync.answers(self.algorithm).packs
+        self._takes_all = packs or self.sync.by_version
         self._send_home(Kind.UP)
         try:
             while True:
@@ -104,6 +105,10 @@ class Player:
             if isinstance(effect, Compute):
                 start_s = time.perf_counter()
                 answer = self.gradients(effect.params, effect.batch)
+                self.compute_s += time.perf_counter() - start_s
+            elif isinstance(effect, Local):
+                start_s = time.perf_counter()
+                answer = effect.work()
                 self.compute_s += time.perf_counter() - start_s
             elif isinstance(effect, Send):
                 self._send(effect)
@@ -172,8 +177,8 @@ class Player:
         while way.kept and way.kept[0][0] <= letter.covered:
             way.kept.popleft()
         if letter.kind is Kind.ANSWER:
-            # Packed answers say themselves on what they follow.
-            if self._packs or way.answered < letter.number <= way.last:
+            # Some answers say themselves on what they follow.
+            if self._takes_all or way.answered < letter.number <= way.last:
                 way.answered, way.greets = letter.number, False
                 way.answers.append(letter.body)
         elif letter.kind is Kind.HAVE:
