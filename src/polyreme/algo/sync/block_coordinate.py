@@ -22,9 +22,7 @@ if TYPE_CHECKING:
 _MOST = 1 << 14  # blocks of which all know which two meet: bits of their square are exchanged
 
 
-class BlockCoordinate(
-    Rounds, frozen=True, kw_only=True, tag="BlockCoordinate", tag_field="kind"
-):
+class BlockCoordinate(Rounds, frozen=True, kw_only=True, tag="BlockCoordinate", tag_field="kind"):
     """A round moves one block of features, down its gradient and by its penalty's prox.
 
     Workers keep their samples' predictions, so that a round exchanges as many numbers as the block
