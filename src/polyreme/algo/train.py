@@ -25,7 +25,8 @@ class Train(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
             bf16 on accelerators that have it and fp32 elsewhere.
         schedule: Factor on the learning rate as the run goes on.
         gap: The run ends before its last step where a linear model's objective is known to be
-            within so much of its optimum.
+            within so much of its optimum: at every step under syncs that find a bound there, at
+            evaluations under others.
         clip_norm: Bound on the global gradient norm; none unless given.
         eval_every: Steps between evaluations; unless given, one at the end.
         checkpoint_every: Steps between checkpoints; unless given, one at the end.

@@ -153,8 +153,7 @@ def _sync(sync: Any) -> tuple[list[str], list[str], list[str]]:
     state = sync.init(plain, params, costs_of.worker(params))
     own = {key: value for key, value in state.items() if key not in ("params", "rule", "exchange")}
     if sync.finite_sum:
-        needs = ["a linear model", "smooth penalties" if sync.smooth else ""]
-        return needs, [costs_of.exchanges(plain, params), _vectors(_entries(own) / len(params))], []
+        return _finite_sum(sync, costs_of.exchanges(plain, params), own, len(params))
     needs = [*_wants(plain), "an exact topology" if _refused(plain, topology=Gossip()) else ""]
     costs = [costs_of.exchanges(plain, params), _vectors(_entries(own) / params.numel())]
     promises = [
@@ -162,6 +161,24 @@ def _sync(sync: Any) -> tuple[list[str], list[str], list[str]]:
         "step n is made of batch n" if sync.in_step else "",
     ]
     return needs, costs, promises
+
+
+def _finite_sum(
+    sync: Any, exchanged: str, own: dict[str, Any], n_features: int
+) -> tuple[list[str], list[str], list[str]]:
+    """Of what it keeps, what is as long as the model, and what is of samples."""
+    needs = [
+        "a linear model",
+        "smooth penalties" if sync.smooth else "",
+        "an l2" if sync.strongly else "",
+        "no group_l1" if sync.by_feature else "",
+    ]
+    sizes = [value.numel() for value in own.values() if torch.is_tensor(value)]
+    vectors = _vectors(sum(size for size in sizes if size >= n_features) / n_features)
+    n_own = costs_of.sample_task(n_features).n_own
+    samples = "a number for each sample" if n_own in sizes else ""
+    promises = ["a bound of the gap each step" if sync.certifies else ""]
+    return needs, [exchanged, vectors, samples], promises
 
 
 def _topology(topology: Any) -> tuple[list[str], list[str], list[str]]:

@@ -1,31 +1,16 @@
-"""Rows read by feature: what a block of features has of them."""
+"""Rows read by feature: what a block of features has of them.
+
+The numbers of feature j are ``values[starts[j]:starts[j + 1]]``, of the rows ``rows[...]``.
+"""
 
 from __future__ import annotations
-
-from dataclasses import dataclass
 
 import numba
 import numpy as np
 
-from ..data.rows import Rows
 from .loss import slope, value
 
 _Array = np.ndarray
-
-
-@dataclass(frozen=True, kw_only=True)
-class Columns:
-    """The numbers of feature j: ``values[starts[j]:starts[j + 1]]``, of the rows ``rows[...]``."""
-
-    starts: np.ndarray
-    rows: np.ndarray
-    values: np.ndarray
-
-    @staticmethod
-    def of(rows: Rows) -> Columns:
-        """A copy of all numbers, sorted by feature."""
-        found = rows.scipy().tocsc()
-        return Columns(starts=found.indptr.astype(np.int64), rows=found.indices, values=found.data)
 
 
 @numba.njit(cache=True, nogil=True)

@@ -18,7 +18,7 @@ from .shard import Shard
 from .steps import soft
 
 _Array = np.ndarray
-_TRIES = 50
+_TRIES = 100
 
 
 @numba.njit(cache=True, nogil=True)
@@ -34,7 +34,7 @@ def best(code: int, gamma: float, y: float, p: float, q: float, a: float) -> flo
     # c = 1 / (1 + exp(-t)): t + m + q (c(t) - c) rises in t by 1 to 1 + q/4
     low, high = -m - q * (1.0 - c), -m + q * c
     t = math.log(c / (1.0 - c)) if 0.0 < c < 1.0 else -m
-    t = min(high, max(low, t))
+    t, moved = min(high, max(low, t)), high - low
     for _ in range(_TRIES):
         small = math.exp(-abs(t))
         share = 1.0 / (1.0 + small) if t > 0.0 else small / (1.0 + small)
@@ -43,13 +43,12 @@ def best(code: int, gamma: float, y: float, p: float, q: float, a: float) -> flo
             high = t
         else:
             low = t
-        after = t - above / (1.0 + q * small / (1.0 + small) ** 2)
-        if not low <= after <= high:
-            after = (low + high) / 2
-        if abs(after - t) <= 1e-15 * max(1.0, abs(t)):
-            t = after
+        move = above / (1.0 + q * small / (1.0 + small) ** 2)
+        if abs(move) > moved / 2 or not low <= t - move <= high:  # Newton steps may go in a circle
+            move = t - (low + high) / 2
+        t, moved = t - move, abs(move)
+        if moved <= 1e-15 * max(1.0, abs(t)):
             break
-        t = after
     small = math.exp(-abs(t))
     return y * (1.0 / (1.0 + small) if t > 0.0 else small / (1.0 + small))
 
@@ -102,4 +101,7 @@ def climbed(
 ) -> tuple[np.ndarray, np.ndarray]:
     """See `ascended`."""
     penalty = shard.objective.penalty
-    return ascended(*shard.given, dual, v, order, n_all, sigma, penalty.l1, penalty.l2)
+    found: tuple[np.ndarray, np.ndarray] = ascended(
+        *shard.given, dual, v, order, n_all, sigma, penalty.l1, penalty.l2
+    )
+    return found

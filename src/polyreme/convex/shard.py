@@ -8,8 +8,7 @@ from functools import cached_property
 import numpy as np
 
 from ..data.rows import Rows
-from . import kernels
-from .columns import Columns
+from . import kernels, passes
 from .loss import sharpest
 from .problem import Certificate, Objective, certificate
 
@@ -48,15 +47,18 @@ class Shard:
         return objective.code, objective.gamma, rows.indptr, rows.indices, rows.values, self.y
 
     @cached_property
-    def columns(self) -> Columns:
-        """The rows by feature: a copy, made when it is first asked for."""
-        return Columns.of(self.rows)
+    def columns(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """The rows by feature, see `passes.columns`: a copy, made when it is first asked for."""
+        rows = self.rows
+        made: tuple[np.ndarray, np.ndarray, np.ndarray] = passes.columns(
+            rows.indptr, rows.indices, rows.values, rows.n_features
+        )
+        return made
 
     @property
     def by_feature(self) -> tuple[int, float, np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
         """What every kernel over features begins with."""
-        found, objective = self.columns, self.objective
-        return objective.code, objective.gamma, found.starts, found.rows, found.values, self.y
+        return self.objective.code, self.objective.gamma, *self.columns, self.y
 
     def at(self, w: np.ndarray) -> Slopes:
         """Gradient, slopes and loss at a model [D]."""

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from ..algo.task import DualSteps, Steps
-from . import choice, columns, dual, steps
+from . import choice, columns, dual, passes, steps
 from .loss import sharpest
 from .problem import Certificate, certificate
 from .shard import Shard
@@ -128,7 +128,9 @@ class LinearTask:
 
     def margins(self, w: torch.Tensor) -> tuple[torch.Tensor, float]:
         """One pass for each."""
-        return torch.from_numpy(self.shard.rows.scipy() @ w.numpy()), self.loss(w)
+        rows = self.shard.rows
+        found = passes.predictions(rows.indptr, rows.indices, rows.values, w.numpy())
+        return torch.from_numpy(found), self.loss(w)
 
     def partial(self, margins: torch.Tensor, features: torch.Tensor) -> torch.Tensor:
         """See `columns.gradient`."""
@@ -145,7 +147,7 @@ class LinearTask:
 
     def n_touched(self, features: torch.Tensor) -> int:
         """Rounded up."""
-        counts = np.diff(self.shard.columns.starts)[features.numpy()]
+        counts = np.diff(self.shard.columns[0])[features.numpy()]
         return -(-self.n_own * int(counts.sum()) // max(1, self.shard.rows.n_stored))
 
     def curvatures(self, block: torch.Tensor) -> torch.Tensor:

@@ -54,7 +54,7 @@ class ADMM(Rounds, frozen=True, kw_only=True, tag="ADMM", tag_field="kind"):
 
     @property
     def n_vectors(self) -> int:
-        """X and u."""
+        """Own model, and u."""
         return 2
 
     def own(self, params: torch.Tensor, me: Worker) -> State:

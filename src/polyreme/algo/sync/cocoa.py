@@ -47,7 +47,7 @@ class CoCoA(Rounds, frozen=True, kw_only=True, tag="CoCoA", tag_field="kind"):
 
     @property
     def n_vectors(self) -> int:
-        """V."""
+        """The shared vector v."""
         return 1
 
     def own(self, params: torch.Tensor, me: Worker) -> State:

@@ -22,6 +22,7 @@ _Rate = Annotated[float, msgspec.Meta(gt=0)]
 _Count = Annotated[int, msgspec.Meta(ge=1)]
 _FELL = 0.3  # a round that leaves more of the gap than this is given twice the steps
 _MOST_PASSES = 16
+_NOISE = 1e-13  # of the objective: a gap that rounding may be
 
 
 class Anchored(FiniteSum, frozen=True, kw_only=True):
@@ -76,7 +77,7 @@ class Anchored(FiniteSum, frozen=True, kw_only=True):
             eta, w, objective, gap = eta / 2, state["before"], state["held"], state["gap"]
             found = yield from self.found(w, me)
         elif self.passes is None and math.isfinite(state["gap"]):
-            slow = gap > _FELL * state["gap"]
+            slow = gap > _FELL * state["gap"] and gap > _NOISE * abs(objective)
             passes = min(_MOST_PASSES, passes * 2) if slow else passes
         mu = self.pull(me)
         asked = Steps(

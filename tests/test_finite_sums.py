@@ -1,0 +1,360 @@
+"""Syncs of linear models: every one of them reaches the optimum, however it is dealt out."""
+
+from __future__ import annotations
+
+import io
+import math
+import typing
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+import torch
+from sklearn.linear_model import LogisticRegression
+
+from both_clocks import in_processes, on_the_clock
+from finite_sums import (
+    ELASTIC,
+    GROUPS,
+    L1,
+    L2,
+    MEMBERS,
+    SILENT,
+    Case,
+    Problem,
+    Run,
+    folder,
+    form,
+    takes,
+)
+from polyreme.algo.sync import ADMM, DANE, DSVRG, OWLQN, PSCOPE, SCOPE, BlockCoordinate, CoCoA
+from polyreme.convex import columns, dual, steps
+from polyreme.convex.loss import CODES, conjugate
+from polyreme.convex.problem import Objective, Penalty
+from polyreme.data.rows import Rows
+from polyreme.errors import ConfigError
+
+PENALTIES = {"l2": L2, "elastic": ELASTIC, "l1": L1, "groups": GROUPS}
+members = pytest.mark.parametrize("kind", MEMBERS, ids=lambda kind: kind.__name__)
+fitting = pytest.mark.parametrize(
+    ("kind", "name"),
+    [
+        pytest.param(kind, name, id=f"{kind.__name__}-{name}")
+        for kind in MEMBERS
+        for name, penalty in PENALTIES.items()
+        if takes(kind, penalty)
+    ],
+)
+OPTIONS: dict[str, Any] = {
+    "SCOPE-mean": SCOPE(send="mean"),
+    "SCOPE-pull": SCOPE(c=0.1),
+    "pSCOPE-mean": PSCOPE(send="mean"),
+    "pSCOPE-set": PSCOPE(eta=0.1, passes=3),
+    "DSVRG-mean": DSVRG(send="mean"),
+    "DANE-mu": DANE(mu=0.1, anchors=1, passes=4),
+    "DANE-eta": DANE(eta=0.1),
+    "CoCoA-passes": CoCoA(passes=3),
+    "CoCoA-part": CoCoA(passes=0.3),
+    "ADMM-rho": ADMM(rho=0.02, relax=1.0),
+    "ADMM-eta": ADMM(eta=100.0, anchors=4),
+    "blocks-drawn": BlockCoordinate(order="random", blocks=4),
+    "blocks-one": BlockCoordinate(blocks=1),
+    "blocks-coloured": BlockCoordinate(independent=True),
+    "OWLQN-short": OWLQN(memory=1),
+}
+
+
+def _near(problem: Problem, within: float = 1e-8) -> typing.Callable[[np.ndarray], bool]:
+    return lambda w: bool(np.abs(w - problem.best).max() <= within)
+
+
+@fitting
+@pytest.mark.parametrize("n", [1, *(pytest.param(n, marks=pytest.mark.long) for n in (2, 8)), 4])
+def test_every_member_reaches_the_weights_of_the_optimum(kind: type, name: str, n: int) -> None:
+    problem = Problem(Objective(penalty=PENALTIES[name]))
+    assert Run(kind(), problem.team(n)).until(_near(problem), 1500) > 0
+
+
+@members
+@pytest.mark.parametrize("loss", ["squared_hinge", "hinge", "squared"])
+def test_every_member_reaches_the_optimum_of_other_losses(kind: type, loss: Any) -> None:
+    problem = Problem(Objective(loss=loss, penalty=L2), seed=1)
+    assert Run(kind(), problem.team(4)).until(_near(problem), 1500) > 0
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+def test_options_change_the_way_and_not_where_it_leads(name: str) -> None:
+    problem = Problem(seed=2)
+    assert Run(OPTIONS[name], problem.team(4)).until(_near(problem), 1500) > 0
+
+
+def test_the_optimum_that_all_are_held_to_is_that_of_scikit_learn() -> None:
+    for name in ("l2", "elastic"):
+        penalty = PENALTIES[name]
+        problem = Problem(Objective(penalty=penalty))
+        total = penalty.l1 + penalty.l2
+        theirs = LogisticRegression(
+            C=1 / (problem.n * total),
+            l1_ratio=penalty.l1 / total,
+            solver="saga" if penalty.l1 else "newton-cholesky",
+            tol=1e-13,
+            max_iter=100_000,
+            fit_intercept=False,
+        ).fit(*problem.data)
+        np.testing.assert_allclose(problem.best, theirs.coef_[0], atol=1e-9)
+
+
+@members
+@pytest.mark.parametrize("n", [2, 4])
+def test_workers_of_one_class_reach_it_too(kind: type, n: int) -> None:
+    problem = Problem(sort=True)
+    assert Run(kind(), problem.team(n)).until(_near(problem, 1e-6), 1500) > 0
+
+
+@members
+def test_a_feature_that_no_row_has_is_never_moved(kind: type) -> None:
+    problem = Problem(Objective(penalty=ELASTIC if takes(kind, ELASTIC) else L2))
+    run = Run(kind(), problem.team(3))
+    for _ in range(20):
+        assert run.round()[SILENT] == 0.0
+    assert np.count_nonzero(run.states[0]["params"]) >= problem.n_features - 4
+
+
+@fitting
+def test_a_gap_is_above_what_is_missing_at_every_round(kind: type, name: str) -> None:
+    problem = Problem(Objective(penalty=PENALTIES[name]), seed=3)
+    run = Run(kind(), problem.team(3))
+    for _ in range(40):
+        run.round()
+    least = problem.value(problem.best)
+    for record in run.records:
+        assert (record.gap is not None) == (record.objective is not None) == kind.certifies
+        if kind.certifies:
+            missing = record.objective - least
+            assert -1e-14 <= missing <= record.gap + 1e-14
+    if kind.certifies:
+        assert run.records[-1].gap < 0.1 * run.records[0].gap
+
+
+@members
+def test_a_run_saved_in_the_middle_goes_on_bit_by_bit_and_states_keep_their_form(
+    kind: type,
+) -> None:
+    problem = Problem(seed=4)
+    whole, saved = Run(kind(), problem.team(3)), io.BytesIO()
+    forms = [form(state) for state in whole.states]
+    for number in range(7):
+        whole.round()
+        assert [form(state) for state in whole.states] == forms
+        if number == 2:
+            torch.save(whole.states, saved)
+    saved.seek(0)
+    again = Run(kind(), problem.team(3), states=torch.load(saved, weights_only=True))
+    for _ in range(4):
+        again.round()
+    for one, other in zip(whole.states, again.states, strict=True):
+        for key, value in one.items():
+            same = torch.equal(value, other[key]) if torch.is_tensor(value) else value == other[key]
+            assert same, key
+    kinds = {each for each in forms[0].values() if isinstance(each, type)}
+    assert kinds <= {int, float, bool}
+
+
+@members
+def test_vectors_that_a_member_keeps_are_as_many_as_stated(kind: type) -> None:
+    problem = Problem()
+    (state,) = Run(kind(), problem.team(1)).states
+    lengths = [v.numel() / problem.n_features for v in state.values() if torch.is_tensor(v)]
+    of_samples = problem.n / problem.n_features
+    blocks = 1 if "colours" in state else 0
+    assert sum(each for each in lengths if each != of_samples) == 1 + kind().n_vectors + blocks
+
+
+@members
+def test_the_clock_and_processes_give_the_same_bits(kind: type, pool: Any) -> None:
+    case = Case(kind(), 3)
+    virtual, sent = pool(1).run(on_the_clock, case, 3)[0]
+    real = pool(3).run(in_processes, case)
+    assert torch.equal(real[0][0]["linear.weight"], virtual["linear.weight"])
+    assert virtual["linear.weight"].abs().max() > 0.01
+    assert [wire for _, _, wire in real] == sent
+
+
+@members
+@pytest.mark.slice(2)
+def test_a_checkpoint_gives_the_same_bits_and_serves_other_numbers_of_workers(
+    kind: type, pool: Any, tmp_path: Path
+) -> None:
+    case = Case(kind(), 3, steps=4)
+    whole, _, _ = pool(3).run(in_processes, case, folder(tmp_path, "whole"))[0]
+    path = folder(tmp_path, "cut")
+    _, stopped, _ = pool(3).run(in_processes, case, path, 1)[0]
+    assert stopped < case.steps
+    resumed, _, _ = pool(3).run(in_processes, case, path, 0, True)[0]
+    assert torch.equal(resumed["linear.weight"], whole["linear.weight"])
+    fewer = case.more(n=2, steps=400 if kind is BlockCoordinate else 120)
+    ended, steps, _ = pool(2).run(in_processes, fewer, path, 0, True)[0]
+    assert steps == fewer.steps
+    w = ended["linear.weight"].numpy()
+    assert fewer.problem.value(w) - fewer.problem.value(fewer.problem.best) < 1e-7
+
+
+def test_pscope_goes_down_in_a_line() -> None:
+    problem = Problem(Objective(penalty=Penalty(l1=1e-3, l2=1e-3)), n=3000, n_features=60)
+    run = Run(PSCOPE(), problem.team(4))
+    run.until(lambda _: run.records[-1].gap < 1e-11, 60)
+    logs = np.log([record.gap for record in run.records])
+    assert logs[-1] < math.log(1e-11)
+    assert np.corrcoef(np.arange(len(logs)), logs)[0, 1] ** 2 > 0.9
+
+
+# Kernels
+
+
+def _walk(
+    x: np.ndarray, y: np.ndarray, w: np.ndarray, slopes: np.ndarray, b: np.ndarray, **given: Any
+) -> tuple[np.ndarray, np.ndarray]:
+    """Steps on dense rows of squared loss: the last model, and the mean of all."""
+    eta, mu, l1, l2 = (given[name] for name in ("eta", "mu", "l1", "l2"))
+    u, total = w.copy(), np.zeros_like(w)
+    for i in given["order"]:
+        u = (1 - eta * mu) * u - eta * (b + (x[i] @ u - y[i] - slopes[i]) * x[i])
+        u = np.sign(u) * np.maximum(np.abs(u) - eta * l1, 0) / (1 + eta * l2)
+        total += u
+    return u, total / len(given["order"])
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_steps_that_are_skipped_come_to_what_they_would(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    n, n_features = 12, 30
+    x = rng.normal(size=(n, n_features)) * (rng.random((n, n_features)) < 0.1)
+    y, w = rng.normal(size=n), rng.normal(size=n_features) * (rng.random(n_features) < 0.7)
+    slopes, b = rng.normal(size=n), rng.normal(size=n_features) * (rng.random(n_features) < 0.8)
+    order = rng.integers(0, n, int(rng.integers(1, 400)))
+    eta = 10 ** rng.uniform(-4, -0.5)
+    mu, l1, l2 = (rng.choice([0.0, 10 ** rng.uniform(-6, 0)]) for _ in range(3))
+    rows = Rows.of(x)
+    given = (CODES["squared"], 0.5, rows.indptr, rows.indices, rows.values, y, w, slopes, b)
+    walked = _walk(x, y, w, slopes, b, eta=eta, mu=mu, l1=l1, l2=l2, order=order)
+    for mean, expected in enumerate(walked):
+        how = (order, eta, mu, l1, l2, bool(mean))
+        scale = 1e-10 * max(1.0, np.abs(expected).max())
+        np.testing.assert_allclose(steps.lazy(*given, *how), expected, rtol=0, atol=scale)
+        np.testing.assert_allclose(steps.dense(*given, *how, 0.0, 1), expected, rtol=0, atol=scale)
+
+
+@pytest.mark.parametrize("q", [0.0, 1e-9, 1e-4, 0.01, 0.3, 1.0])
+def test_a_number_left_alone_follows_its_recurrence(q: float) -> None:
+    rng = np.random.default_rng(0)
+    for _ in range(300):
+        tau, d = (rng.choice([0.0, 10 ** rng.uniform(-6, 0)]) for _ in range(2))
+        d *= rng.choice([-1, 1])
+        u = rng.choice([0.0, rng.normal(), d, tau, -tau, (tau + d) * 3, 1e-12])
+        m, at, total = int(rng.integers(0, 200)), u, 0.0
+        for _ in range(m):
+            at = (1 - q) * at - d
+            at = math.copysign(max(abs(at) - tau, 0.0), at)
+            total += at
+        found, sums = steps.skipped(u, m, q, d, tau)
+        size = max(1.0, abs(u), m * (abs(d) + tau))
+        assert found == pytest.approx(at, abs=1e-12 * size)
+        assert sums == pytest.approx(total, abs=1e-12 * size * max(1, m))
+
+
+@pytest.mark.parametrize("loss", CODES)
+def test_a_dual_step_is_the_best_there_is(loss: str) -> None:
+    rng, code = np.random.default_rng(0), CODES[loss]
+    for _ in range(300):
+        y, p, q = rng.choice([-1.0, 1.0]), 5 * rng.normal(), 10 ** rng.uniform(-3, 3)
+        a = y * rng.choice([0.0, 1e-9, rng.random(), 1.0]) if loss != "squared" else rng.normal()
+        b = dual.best(code, 0.5, y, p, q, a)
+
+        def height(c: float, y=y, p=p, q=q, a=a) -> float:
+            return conjugate(code, 0.5, -c, y) + p * (c - a) + q / 2 * (c - a) ** 2
+
+        least = height(b)
+        assert math.isfinite(least)
+        for by in (1e-5, 1e-3, 0.1):
+            for side in (-by, by):
+                assert height(b + side) >= least - 1e-13 * max(1.0, q, abs(p))
+
+
+def test_curvatures_of_blocks_are_bounds() -> None:
+    x, _ = Problem(seed=5).data
+    rows, block = Rows.of(x), np.arange(x.shape[1]) // 3
+    found = columns.curvatures(rows.indptr, rows.indices, rows.values, block)
+    for b in np.unique(block):
+        inside = block == b
+        whole = np.diag(found[inside]) - x[:, inside].T @ x[:, inside]
+        assert np.linalg.eigvalsh(whole).min() > -1e-10
+
+
+def test_blocks_of_one_colour_share_no_row_and_move_together() -> None:
+    rng = np.random.default_rng(0)
+    problem = Problem(n=200, n_features=12)
+    x = np.zeros((200, 12))
+    for group in range(3):  # four features of which each row has one
+        x[np.arange(200), 4 * group + rng.integers(0, 4, 200)] = 1.0
+    problem.__dict__["data"] = x, problem.data[1]
+    sync = BlockCoordinate(blocks=12, independent=True)
+    run = Run(sync, problem.team(4))
+    run.round()
+    colours = run.states[0]["colours"].numpy()
+    assert colours.max() == 2
+    for colour in range(3):
+        assert ((x[:, colours == colour] != 0).sum(1) <= 1).all()
+    coloured = run.until(_near(problem), 400)
+    alone = Run(BlockCoordinate(blocks=12), problem.team(4)).until(_near(problem), 1600)
+    assert 0 < coloured < alone / 3
+
+
+def test_block_rounds_exchange_the_gradient_of_the_block_alone() -> None:
+    problem = Problem()
+    run = Run(BlockCoordinate(blocks=problem.n_features), problem.team(2))
+    run.round()
+    before = run.nbytes
+    run.round()
+    assert run.nbytes - before == 8
+
+
+def test_too_many_blocks_to_colour_are_refused() -> None:
+    BlockCoordinate(blocks=1 << 20).fits(1 << 20)
+    BlockCoordinate(blocks=1 << 20, independent=True).fits(100)
+    with pytest.raises(ConfigError, match="coloured"):
+        BlockCoordinate(blocks=1 << 20, independent=True).fits(1 << 20)
+
+
+# The spec
+
+
+@members
+@pytest.mark.parametrize("name", PENALTIES)
+def test_penalties_that_a_member_cannot_take_are_refused(kind: type, name: str) -> None:
+    from polyreme.spec.linear import linear
+    from polyreme.spec.options import Spec
+
+    penalty = PENALTIES[name]
+    model = {
+        "kind": "linear",
+        "l1": penalty.l1,
+        "l2": penalty.l2,
+        "group_l1": penalty.group_l1,
+        "group_size": penalty.group_size,
+    }
+    tables = {
+        "model": model,
+        "data": {"kind": "digits"},
+        "data_parallel": {"sync": {"kind": kind.__struct_config__.tag}},
+    }
+    found = list(linear(msgspec.convert(tables, Spec)))
+    assert [each.path for each in found] == (
+        [] if takes(kind, penalty) else ["data_parallel.sync.kind"]
+    )
+    for each in found:
+        assert kind.__name__ in each.rule
+        for legal in MEMBERS:
+            named = f'"{legal.__struct_config__.tag}"' in each.legal
+            assert not named or takes(legal, penalty)
