@@ -156,6 +156,10 @@ def test_where_workers_have_the_same_rows_the_optimum_is_reached_with_its_zeros(
     assert 0 < len(np.flatnonzero(best)) < D
 
 
+def _shown(value: Any) -> str:
+    return getattr(value, "__name__", None) or str(value)
+
+
 def _falling(step: int) -> float:
     return 1 / (1 + step / 10)
 
@@ -175,7 +179,7 @@ APART = [
 ]
 
 
-@pytest.mark.parametrize(("sync", "lr", "steps", "most"), APART, ids=str)
+@pytest.mark.parametrize(("sync", "lr", "steps", "most"), APART, ids=_shown)
 def test_where_workers_have_rows_of_their_own_the_optimum_is_that_of_all(
     sync, lr, steps, most
 ) -> None:
@@ -262,7 +266,7 @@ def test_a_step_is_the_prox_of_the_penalty_at_the_step_s_rate() -> None:
         ProximalSGD(group_l1=3.0, group_size=4),
         TruncatedGradient(gravity=1.0, threshold=5.0),
     ],
-    ids=str,
+    ids=_shown,
 )
 def test_zeros_are_exact_in_every_type_and_a_rate_of_0_changes_nothing(rule, dtype) -> None:
     w = torch.randn(11, generator=torch.Generator().manual_seed(0)).to(dtype)
@@ -304,7 +308,7 @@ def test_what_is_not_finite_does_not_become_0(bad: float) -> None:
         assert not delta[1].isfinite()
 
 
-@pytest.mark.parametrize("sync", [EveryStep(), SSP(), ASGD(), AsyncADMM(local_steps=2)], ids=str)
+@pytest.mark.parametrize("sync", [EveryStep(), SSP(), ASGD(), AsyncADMM(local_steps=2)], ids=_shown)
 def test_gradients_that_are_not_finite_are_left_out(sync) -> None:
     rule = ProximalSGD(l1=L1)
     clock = _clock(
@@ -359,7 +363,7 @@ def test_no_worker_begins_an_iteration_before_all_but_the_last_are_done(ahead: i
     assert (max(delays) > 0) == (ahead > 0)
 
 
-@pytest.mark.parametrize("sync", [SSP(), AsyncADMM(), DelayedBlockProximal(ahead=2)], ids=str)
+@pytest.mark.parametrize("sync", [SSP(), AsyncADMM(), DelayedBlockProximal(ahead=2)], ids=_shown)
 @pytest.mark.parametrize("rule", [RULE, TruncatedGradient(gravity=L1, period=3)], ids=["prox", "t"])
 def test_what_was_drained_goes_on_from_states_alone(sync, rule) -> None:
     algorithm = DataParallel(rule=rule, sync=sync)
@@ -518,7 +522,7 @@ def test_a_penalty_that_nobody_would_take_is_refused(name: str, tmp_path: Path) 
         [OF_LAYERS, (PROX, 'rule = { kind = "ProximalSGD", l1 = 0.1 }')],
         [GROUPED, (ASYNC, 'sync = { kind = "LocalSteps" }')],
     ],
-    ids=str,
+    ids=_shown,
 )
 def test_what_takes_the_penalty_or_has_none_is_not_refused(changes, tmp_path: Path) -> None:
     spec = _spec(tmp_path, ("steps = 400", "steps = 2"), ("eval_every = 200", ""), *changes)
