@@ -20,3 +20,9 @@ def objective_of(spec: Spec) -> Objective | None:
         l1=model.l1, l2=model.l2, group_l1=model.group_l1, group_size=model.group_size
     )
     return Objective(loss=model.loss, gamma=model.gamma, penalty=penalty)
+
+
+def of_two_classes(spec: Spec) -> bool:
+    """Whether labels must be two classes."""
+    objective = objective_of(spec)
+    return objective is not None and objective.classifies

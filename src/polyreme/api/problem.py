@@ -13,6 +13,7 @@ from ..cluster import accelerator as accelerators
 from ..cluster.detect import detect
 from ..cluster.parse import first, parse
 from ..data import objective
+from ..data.sparse_source import SparseSource
 from ..errors import ConfigError, Violation
 from ..graph.options import Linear
 from ..plan.ir import Precision, Workload
@@ -23,6 +24,7 @@ from ..spec import Spec, check
 from ..spec.fit import matched
 from ..spec.partial import checked
 from ..spec.rules import impossible, workers_without_sample
+from .linear_of import of_two_classes
 
 if TYPE_CHECKING:
     from ..cluster.accelerator import Accelerator
@@ -208,7 +210,10 @@ def _sample(spec: Spec) -> SampleSpec:
     """What the data offer; of text that is not here, its shape is known all the same."""
     missing = spec.data.check()
     if not missing:
-        return spec.data.open(spec.train.seq_len, spec.train.seed).sample
+        source = spec.data.open(spec.train.seq_len, spec.train.seed)
+        if isinstance(source, SparseSource) and of_two_classes(spec):
+            source.signs()
+        return source.sample
     if not spec.data.needs_seq_len or spec.train.seq_len is None:
         raise ConfigError(missing)
     gives = spec.data.gives
