@@ -313,3 +313,12 @@ def test_all_that_is_wrong_is_said_at_once():
     with pytest.raises(ConfigError) as raised:
         fit(**GOOD, l1=-1, l2=-1, tol=0)
     assert [each.path for each in raised.value.violations] == ["l1", "l2", "tol"]
+
+
+def test_groups_of_features_of_unlike_scales():
+    X, _ = _drawn(56, 88, 0.3, seed=25)
+    rng = np.random.default_rng(25)
+    X = X @ sparse.diags(10.0 ** rng.uniform(-3, 3, 88))
+    y = X @ (rng.standard_normal(88) * (rng.random(88) < 0.3)) + rng.standard_normal(56)
+    found = fit(X, y, loss="squared", group_l1=1e-4, group_size=3, tol=1e-8, max_rounds=30)
+    assert found.converged, str(found)
