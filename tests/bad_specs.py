@@ -58,6 +58,7 @@ _PARTNERS = (  # kinds of model and data that go together
     ("mlp", "datasets"),
     ("linear", "generated"),
     ("matrix_factorization", "ratings"),
+    ("pca", "arrays"),
     ("python", "digits"),
 )
 _WITH = {"simulate.faults[": ("data_parallel.sync", {"kind": "ASGD"})}  # what tables go with

@@ -15,8 +15,9 @@ from polyreme.algo.sync.kind import SyncKind
 from polyreme.algo.train import Train
 from polyreme.cluster.accelerator import HostAccelerator
 from polyreme.convex.factor_task import Factorization
+from polyreme.convex.pca_task import Components
 from polyreme.data.options import Ratings
-from polyreme.graph.options import MatrixFactorization
+from polyreme.graph.options import PCA, MatrixFactorization
 from polyreme.runtime import loop, mesh
 from polyreme.runtime.job import Job
 from tiny import plan
@@ -53,6 +54,20 @@ class FactorCase:
             model=MatrixFactorization(rank=rank, l2=l2),
             data=Ratings(path=str(path), negatives=negatives),
             objective=Factorization(rank=rank, l2=l2),
+            algorithm=DataParallel(rule=SGD(lr=lr), sync=sync),
+            n=n,
+            steps=steps,
+        )
+
+    @staticmethod
+    def pca(
+        data: Any, *, k: int, sync: SyncKind, n: int, steps: int, lr: float = 0.1
+    ) -> FactorCase:
+        """Leading directions of the data's features."""
+        return FactorCase(
+            model=PCA(components=k),
+            data=data,
+            objective=Components(components=k),
             algorithm=DataParallel(rule=SGD(lr=lr), sync=sync),
             n=n,
             steps=steps,

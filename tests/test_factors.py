@@ -162,7 +162,7 @@ def test_workers_come_to_the_objective_of_alternating_least_squares(
     rated: Path, n: int, sync: SyncKind
 ) -> None:
     # Of a rank above that of the optimum every local optimum is a global one.
-    case = FactorCase.ratings(rated, rank=5, l2=0.02, sync=sync, n=n, steps=150)
+    case = FactorCase.ratings(rated, rank=5, l2=0.02, sync=sync, n=n, steps=300)
     found = solved(case)
     assert found["objective"] == pytest.approx(_alternating(rated, 5, 0.02), abs=1e-6)
     assert found["gradient"] < 1e-6

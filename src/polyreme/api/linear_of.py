@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING
 
 from ..convex import problem
 from ..convex.factor_task import Factorization
-from ..graph.options import Linear, MatrixFactorization
+from ..convex.pca_task import Components
+from ..graph.options import PCA, Linear, MatrixFactorization
 
 if TYPE_CHECKING:
     from ..convex.sums import Objective
@@ -23,5 +24,7 @@ def objective_of(spec: Spec) -> Objective | None:
             return problem.Objective(loss=model.loss, gamma=model.gamma, penalty=penalty)
         case MatrixFactorization() as model:
             return Factorization(rank=model.rank, l2=model.l2)
+        case PCA() as model:
+            return Components(components=model.components)
         case _:
             return None

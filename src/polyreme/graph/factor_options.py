@@ -43,3 +43,29 @@ class MatrixFactorization(ModelKind, frozen=True, kw_only=True, tag="matrix_fact
         from .factors import matrix_factorization
 
         return matrix_factorization(self, sample)
+
+
+class PCA(ModelKind, frozen=True, kw_only=True, tag="pca"):
+    """The leading directions of the rows' second moment; labels are left out.
+
+    P(W) = -1/(2n) sum_i |W^T x_i|^2 with W^T W = I, in float64 on processors. Rows are not centred:
+    centre them beforehand where components of the covariance are meant.
+
+    Attributes:
+        components: Directions, at the most as many as features.
+    """
+
+    trains_by_program: ClassVar[bool] = True
+
+    components: _Count = 1
+
+    @property
+    def reads(self) -> Reads:
+        """Features."""
+        return Reads(forms=("features",))
+
+    def graph(self, sample: SampleSpec) -> LayerGraph:
+        """One layer."""
+        from .pca import pca
+
+        return pca(self, sample)

@@ -11,6 +11,7 @@ import msgspec
 
 from ..errors import ConfigError, Violation, literal, nearest_first
 from ..nearby import nearby
+from .factor_options import PCA as PCA
 from .factor_options import MatrixFactorization as MatrixFactorization
 from .linear_options import Linear as Linear
 from .model_kind import ModelKind
@@ -319,6 +320,7 @@ Model = (
     | MLP
     | Linear
     | MatrixFactorization
+    | PCA
     | Python
 )
 
