@@ -40,6 +40,7 @@ _VALUES: Mapping[str, Any] = {  # of fields that name what must be there
     "data.images.path": "images",
     "data.svmlight.path": "points.svm",
     "data.csr.path": "rows",
+    "data.ratings.path": "ratings.npz",
     "data.datasets.path": "dataset",
     "data.datasets.columns": {"features": "x", "labels": "y"},
 }
@@ -56,6 +57,8 @@ _PARTNERS = (  # kinds of model and data that go together
     ("mlp", "generated"),
     ("mlp", "datasets"),
     ("linear", "generated"),
+    ("matrix_factorization", "ratings"),
+    ("pca", "arrays"),
     ("python", "digits"),
 )
 _WITH = {"simulate.faults[": ("data_parallel.sync", {"kind": "ASGD"})}  # what tables go with
@@ -80,6 +83,9 @@ def files(folder: Path) -> None:
     (folder / "seconds.txt").write_text("0.1 0.2\n")
     with zipfile.ZipFile(folder / "arrays.npz", "w") as packed:
         for name in ("x_train", "y_train"):
+            packed.writestr(f"{name}.npy", b"")
+    with zipfile.ZipFile(folder / "ratings.npz", "w") as packed:
+        for name in ("train", "test", "valid"):
             packed.writestr(f"{name}.npy", b"")
     (folder / "images" / "a").mkdir(parents=True)
     (folder / "points.svm").write_text("1 1:2\n")

@@ -7,7 +7,7 @@ from typing import Literal
 
 import msgspec
 
-Form = Literal["text", "images", "features", "texts with classes"]
+Form = Literal["text", "images", "features", "texts with classes", "ratings"]
 Objective = Literal["next", "masked", "continuation"]
 
 
@@ -30,8 +30,11 @@ class SampleSpec(msgspec.Struct, frozen=True, kw_only=True):
 
     Where samples are sparse, `stored` is K, the numbers of the longest row: in the place of
     ``features`` come ``indices`` [K] int64 and ``values`` [K], and ``labels`` is float64.
+    Ratings have ``users`` and ``items``, scalar int64, of which there are so many as `numbered`
+    says; their ``labels`` are float64.
     """
 
     fields: Mapping[str, TensorSpec]
     n_classes: int
     stored: int | None = None
+    numbered: Mapping[str, int] = {}

@@ -1,4 +1,4 @@
-"""What a worker can be asked of its own samples where the model is linear."""
+"""What a worker can be asked of its own samples where the whole sum is seen."""
 
 from __future__ import annotations
 
@@ -52,6 +52,8 @@ class Steps:
     Each draws a sample i of the worker's: u <- prox((1 - eta mu) u - eta (b + (its gradient at u
     less its gradient at the anchor))). `exact` says whether the penalty's prox is taken, or what
     it has of l2 is in `mu` and `b`. What is given is the last model, or the `mean` of all.
+    `anchor` is the model that slopes and `b` are of (unset: `start`), for losses whose gradients
+    slopes alone do not tell.
     """
 
     start: torch.Tensor
@@ -63,6 +65,7 @@ class Steps:
     mu: float = 0.0
     exact: bool = True
     mean: bool = False
+    anchor: torch.Tensor | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,16 +84,15 @@ class DualSteps:
     seed: Sequence[int]
 
 
-class Task(Protocol):
-    """A worker's samples of a finite sum, P(w) = 1/n sum_i loss_i(w) + R(w), w in float64 [D]."""
+class Sum(Protocol):
+    """A worker's samples of a finite sum, P(w) = 1/n sum_i loss_i(w) + R(w), w in float64 [D].
+
+    R may be infinite outside of a set, such as that of matrices with orthonormal columns.
+    """
 
     @property
     def n_own(self) -> int:
         """Samples of this worker."""
-
-    @property
-    def l1(self) -> float:
-        """R's weight of |w|_1."""
 
     @property
     def l2(self) -> float:
@@ -111,17 +113,14 @@ class Task(Protocol):
     def conjugates(self, slopes: torch.Tensor, c: float) -> float:
         """The sum of the loss's conjugates at c times the slopes."""
 
-    def penalty(self, w: torch.Tensor) -> float:
-        """R(w)."""
-
-    def penalty_conjugate(self, g: torch.Tensor) -> float:
-        """R*(g), where `shrink` leaves g as it is."""
-
     def shrink(self, z: torch.Tensor) -> float:
         """The largest c <= 1 for which R's conjugate is finite at c z."""
 
     def prox(self, w: torch.Tensor, eta: float) -> torch.Tensor:
         """argmin_u R(u) + |u - w|^2 / (2 eta)."""
+
+    def nearest(self, w: torch.Tensor) -> torch.Tensor:
+        """The nearest to w of what R allows: what becomes of a mean of models."""
 
     def certificate(
         self, w: torch.Tensor, z: torch.Tensor, mean_loss: float, conjugates: float
@@ -133,6 +132,20 @@ class Task(Protocol):
 
     def first_eta(self, w: torch.Tensor, exact: bool, mu: float) -> float:
         """A step size from the samples' smoothness, and from a search on a few of them."""
+
+
+class Task(Sum, Protocol):
+    """A worker's samples of the sum of a linear model, whose losses are of predictions x_i w."""
+
+    @property
+    def l1(self) -> float:
+        """R's weight of |w|_1."""
+
+    def penalty(self, w: torch.Tensor) -> float:
+        """R(w)."""
+
+    def penalty_conjugate(self, g: torch.Tensor) -> float:
+        """R*(g), where `shrink` leaves g as it is."""
 
     def dual_steps(self, asked: DualSteps) -> tuple[torch.Tensor, torch.Tensor]:
         """Dual variables after the steps, and what they add to v."""

@@ -168,7 +168,7 @@ def _finite_sum(
 ) -> tuple[list[str], list[str], list[str]]:
     """Of what it keeps, what is as long as the model, and what is of samples."""
     needs = [
-        "a linear model",
+        "a linear model" if sync.convex else "a linear model, factors or PCA",
         "smooth penalties" if sync.smooth else "",
         "an l2" if sync.strongly else "",
         "no group_l1" if sync.by_feature else "",

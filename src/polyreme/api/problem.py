@@ -15,7 +15,6 @@ from ..cluster.parse import first, parse
 from ..data import objective
 from ..data.sparse_source import SparseSource
 from ..errors import ConfigError, Violation
-from ..graph.options import Linear
 from ..plan.ir import Precision, Workload
 from ..planner.refusals import allowed_degrees, of_the_model
 from ..runtime.place import is_launched, read_place
@@ -190,15 +189,16 @@ def here(spec: Spec, devices: int | None) -> tuple[Cluster, Accelerator]:
 
 
 def _accelerator(spec: Spec) -> Accelerator:
-    """This machine's; linear models run on its processors."""
-    return accelerators.detect(accelerators.HOST_TYPE if isinstance(spec.model, Linear) else None)
+    """This machine's; linear models, and those alike, run on its processors."""
+    on_host = spec.model.trains_by_program
+    return accelerators.detect(accelerators.HOST_TYPE if on_host else None)
 
 
 def _precision(spec: Spec, cluster: Cluster, accelerator: Accelerator | None) -> Precision:
     """The spec's, or for "auto" bf16 where the devices have it."""
     if spec.train.precision != "auto":
         return spec.train.precision
-    if isinstance(spec.model, Linear):
+    if spec.model.trains_by_program:
         return "fp64"
     if accelerator is not None:
         return "bf16" if accelerator.has_bf16() else "fp32"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import numpy as np
 
@@ -32,15 +33,33 @@ def first_eta(shard: Shard, w: np.ndarray, *, exact: bool, mu: float) -> float:
         return 1.0 / (1.0 + mu)
     few = shard.some(_ROWS)
     penalty, n = shard.objective.penalty, len(few)
-    best, lowest = 1.0 / (curvature + mu), math.inf
+
+    def walk(u: np.ndarray, eta: float, number: int) -> np.ndarray:
+        here = few.at(u)
+        order = np.random.default_rng((number, n)).integers(0, n, n)
+        return steps.walked(few, u, here.slopes, here.gradient / n, order, eta, mu=mu, exact=exact)
+
+    return lowest(walk, lambda u: few.loss(u) / n + penalty.value(u), w, curvature, mu)
+
+
+def lowest(
+    walk: Callable[[np.ndarray, float, int], np.ndarray],
+    objective: Callable[[np.ndarray], float],
+    w: np.ndarray,
+    curvature: float,
+    mu: float,
+) -> float:
+    """The multiple of 1/curvature whose two rounds of `walk` from w come to the lowest objective.
+
+    `walk` is given a model, the step size and the number of the round.
+    """
+    best, least = 1.0 / (curvature + mu), math.inf
     for factor in _FACTORS:
         eta = min(factor / curvature, 1.0 / (mu + 1e-300))
         u = w
         for number in range(_ROUNDS):
-            here = few.at(u)
-            order = np.random.default_rng((number, n)).integers(0, n, n)
-            u = steps.walked(few, u, here.slopes, here.gradient / n, order, eta, mu=mu, exact=exact)
-        objective = few.loss(u) / n + penalty.value(u)
-        if objective < lowest:
-            best, lowest = eta, objective
+            u = walk(u, eta, number)
+        found = objective(u)
+        if found < least:
+            best, least = eta, found
     return best

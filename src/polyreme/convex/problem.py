@@ -8,10 +8,15 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from . import loss as losses
+
+if TYPE_CHECKING:
+    from ..data.source import Source
+    from .samples import LinearSamples
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,6 +102,17 @@ class Objective:
     def classifies(self) -> bool:
         """Whether labels are the classes -1 and 1."""
         return self.loss != "squared"
+
+    @property
+    def figures(self) -> tuple[str, ...]:
+        """What an evaluation tells of a certificate."""
+        return ("objective", "gap")
+
+    def samples(self, source: Source) -> LinearSamples:
+        """See `samples.samples`."""
+        from .samples import samples
+
+        return samples(source, self)
 
 
 @dataclass(frozen=True, kw_only=True)

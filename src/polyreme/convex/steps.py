@@ -38,7 +38,7 @@ def soft(u: float, tau: float) -> float:
 
 
 @numba.njit(cache=True, nogil=True)
-def _powers(m: int, q: float) -> tuple[float, float, float]:
+def powers(m: int, q: float) -> tuple[float, float, float]:
     """(1 - q)^m, the sum of (1 - q)^k for k < m, and the sum of the latter sums for 1 to m."""
     if q == 0.0:
         return 1.0, float(m), m * (m + 1) / 2.0
@@ -80,7 +80,7 @@ def skipped(u: float, m: int, q: float, d: float, tau: float) -> tuple[float, fl
                 reach = high / e
             if reach < m + 2.0:
                 stays = max(0, min(m, math.ceil(reach) - 1))
-        power, first, second = _powers(stays, q)
+        power, first, second = powers(stays, q)
         at = power * high - e * first
         if at < 0.0:  # rounding: it is there a step later at the most
             at = 0.0
@@ -98,14 +98,14 @@ def skipped(u: float, m: int, q: float, d: float, tau: float) -> tuple[float, fl
             return u, total
         if u != 0.0:
             side = -side
-            power, first, second = _powers(m, q)
+            power, first, second = powers(m, q)
             high, e = side * u, side * d + tau
             at = power * high - e * first
             return side * at, total + side * (high * (1.0 - q) * first - e * second)
     if abs(d) <= tau:
         return 0.0, total
     e = d - tau if d > 0.0 else d + tau
-    _, first, second = _powers(m, q)
+    _, first, second = powers(m, q)
     return -e * first, total - e * second
 
 

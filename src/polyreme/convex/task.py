@@ -87,6 +87,10 @@ class LinearTask:
         """See `Penalty.prox`."""
         return torch.from_numpy(self.shard.objective.penalty.prox(w.numpy(), eta))
 
+    def nearest(self, w: torch.Tensor) -> torch.Tensor:
+        """All models are allowed."""
+        return w
+
     def certificate(
         self, w: torch.Tensor, z: torch.Tensor, mean_loss: float, conjugates: float
     ) -> Certificate:

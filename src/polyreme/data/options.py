@@ -16,6 +16,7 @@ from . import gives
 from .class_options import Arrays, Augment, Digits, Images
 from .gives import Gives
 from .partition import Classes, Dirichlet, Iid, Partition
+from .rating_options import Ratings
 from .sparse_options import Csr, Generated, Svmlight
 from .text_options import PythonSource, Share, Text, Tokens, tokenizer_missing, unlabelled
 
@@ -36,6 +37,7 @@ __all__ = [
     "Images",
     "Partition",
     "PythonSource",
+    "Ratings",
     "Svmlight",
     "Text",
     "Tokens",
@@ -151,5 +153,15 @@ class Datasets(
 
 
 Data = (
-    PythonSource | Text | Tokens | Digits | Arrays | Images | Svmlight | Csr | Generated | Datasets
+    PythonSource
+    | Text
+    | Tokens
+    | Digits
+    | Arrays
+    | Images
+    | Svmlight
+    | Csr
+    | Generated
+    | Ratings
+    | Datasets
 )

@@ -67,7 +67,11 @@ class Builder(Protocol):
 
 
 class Loss(Protocol):
-    """Scores logits against labels."""
+    """Scores logits against labels; `classifies` says whether one of them is most likely."""
+
+    @property
+    def classifies(self) -> bool:
+        """Whether `argmax` is to be held against labels."""
 
     def __call__(
         self, logits: torch.Tensor, labels: torch.Tensor

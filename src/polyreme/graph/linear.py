@@ -44,6 +44,8 @@ class LinearLoss:
     Values are those of `convex.loss`, on tensors.
     """
 
+    classifies = True
+
     def __init__(self, loss: str, gamma: float, classes: bool) -> None:
         self._loss, self._gamma, self._classes = loss, gamma, classes
 
@@ -87,12 +89,8 @@ def linear(options: Linear, sample: SampleSpec) -> LayerGraph:
         legal = 'two classes, loss = "squared", or data.positive = 1 (one class against the rest)'
         raise ConfigError([Violation(path="data", value="", rule=rule, legal=legal)])
     (n_features,) = sample.fields["features"].shape
-    stored, inputs = sample.stored, ["batch:features"]
-    if stored is not None:
-        shape = (max(1, stored),)
-        fields = {"indices": TensorSpec(shape, "int64"), "values": TensorSpec(shape)}
-        sample = msgspec.structs.replace(sample, fields={**fields, LABEL: label})
-        inputs = ["batch:indices", "batch:values"]
+    stored = sample.stored
+    sample, inputs = as_stored(sample)
 
     def on_meta() -> nn.Module:
         with torch.device("meta"):
@@ -101,7 +99,7 @@ def linear(options: Linear, sample: SampleSpec) -> LayerGraph:
     part = Part(
         name="linear",
         kind="linear",
-        inputs=tuple(inputs),
+        inputs=inputs,
         outputs=("out",),
         make=on_meta,
         names={"": "linear"},
@@ -109,6 +107,16 @@ def linear(options: Linear, sample: SampleSpec) -> LayerGraph:
     graph = assemble("linear", [part], sample, _zero)
     flops = 2.0 * (n_features if stored is None else stored)
     return graph.scored(LinearLoss(options.loss, options.gamma, classes), flops)
+
+
+def as_stored(sample: SampleSpec) -> tuple[SampleSpec, tuple[str, ...]]:
+    """Samples with the fields that batches have, and which of them a layer reads."""
+    if sample.stored is None:
+        return sample, ("batch:features",)
+    shape = (max(1, sample.stored),)
+    fields = {"indices": TensorSpec(shape, "int64"), "values": TensorSpec(shape)}
+    fields[LABEL] = sample.fields[LABEL]
+    return msgspec.structs.replace(sample, fields=fields), ("batch:indices", "batch:values")
 
 
 def _zero(module: nn.Module, _layer: Layer, _seed: int) -> None:

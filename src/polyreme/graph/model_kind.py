@@ -21,7 +21,10 @@ class ModelKind(
 
     imports: ClassVar[tuple[str, ...]] = ()
     trains_by_program: ClassVar[bool] = False
-    """Whether even plain training is by an algorithm's program: gradients are not by layers."""
+    """Whether even plain training is by an algorithm's program: gradients are not by layers.
+
+    Such a model sees all samples of a sum; it is whole on each worker, and solved in float64.
+    """
 
     def check(self) -> list[Violation]:
         """What can be known to be wrong without torch or data; empty when nothing is."""

@@ -11,6 +11,8 @@ import msgspec
 
 from ..errors import ConfigError, Violation, literal, nearest_first
 from ..nearby import nearby
+from .factor_options import PCA as PCA
+from .factor_options import MatrixFactorization as MatrixFactorization
 from .linear_options import Linear as Linear
 from .model_kind import ModelKind
 from .presets import PRESETS
@@ -309,7 +311,18 @@ class Python(ModelKind, frozen=True, kw_only=True, tag="python"):
         return from_factory(self, sample)
 
 
-Model = Preset | Folder | Transformers | ResNet20 | CharLSTM | MLP | Linear | Python
+Model = (
+    Preset
+    | Folder
+    | Transformers
+    | ResNet20
+    | CharLSTM
+    | MLP
+    | Linear
+    | MatrixFactorization
+    | PCA
+    | Python
+)
 
 
 def _violation(path: str, value: object, rule: str, legal: str) -> Violation:

@@ -64,6 +64,8 @@ def evaluate(
     loss_sum_, weight_, right_ = sums.tolist() if alone else applied.traffic.sums(sums, world.group)
     weight_ = weight_ or float("nan")
     metrics = {"heldout_loss": loss_sum_ / weight_}
+    if applied.loss is not None and not applied.loss.classifies:
+        return metrics
     if source.metric == "test_accuracy":
         metrics["test_accuracy"] = right_ / weight_
     return metrics | dict(source.baselines())

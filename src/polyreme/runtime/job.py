@@ -8,7 +8,7 @@ from pathlib import Path
 from ..algo.attack import Attack
 from ..algo.compose import DataParallel
 from ..algo.train import Train
-from ..convex.problem import Objective
+from ..convex.sums import Objective
 from ..data.partition import Partition
 from ..data.source import Source
 from ..graph.layer import LayerGraph
@@ -22,7 +22,7 @@ class Job:
     `partition` says how samples are dealt to replicas that own their data (unset: all share one
     order). `folder` is the run folder (exists already; without one, samples that made a run fail
     are not kept). With `general` even plain training is played as a program, worker by worker.
-    `objective` is what a linear model minimises.
+    `objective` is what a linear model, or one alike, minimises.
     """
 
     graph: LayerGraph

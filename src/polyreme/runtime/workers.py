@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Protocol
+from typing import Protocol, cast
 
 import torch
 
 from ..algo.effects import Record, Seen
 from ..algo.sync.kind import State as WorkerState
+from ..algo.task import Sum, Task
 from ..algo.vector import mean
 from ..algo.worker import Worker
-from ..convex.task import LinearTask
 from ..data.order import Ordering
 from . import linear, own
 from .applied import Applied
@@ -58,7 +58,7 @@ class Team:
         self.job, self.n = job, n
         self.algorithm, self._order, self._n_steps = job.algorithm, order, n_steps
         self._feed = next(iter(feeds.values()))
-        self.tasks: dict[int, LinearTask] = {}
+        self.tasks: dict[int, Sum] = {}
         self.gradients = self._gradients(applied, feeds)
         self.part = _part(applied)
         self.workers = {rank: self._worker(rank) for rank in feeds}
@@ -88,15 +88,12 @@ class Team:
         self.settle_buffers(workers)
 
     def certified(self, applied: Applied, world: World) -> dict[str, float]:
-        """Objective and gap of a linear model as it is in the stage; all ranks call it together."""
-        if not self.tasks:
+        """What is certified of the model in the stage, if anything; all ranks call it together."""
+        if not self.tasks or self.job.objective is None:
             return {}
         found = linear.certified(self.tasks, applied, world, self.gradients.start())
-        return {
-            name: value
-            for name, value in (("objective", found.objective), ("gap", found.gap))
-            if math.isfinite(value)
-        }
+        told = {name: getattr(found, name) for name in self.job.objective.figures}
+        return {name: value for name, value in told.items() if math.isfinite(value)}
 
     def settle_buffers(self, workers: Workers) -> None:
         """Bring the mean of workers' buffers into the stage."""
@@ -180,22 +177,21 @@ class Team:
         return lambda: self._feed.sample_ids(step) if in_step else None
 
     def _gradients(self, applied: Applied, feeds: Mapping[int, Feed]) -> Gradients:
-        """Of the model's layers; where it is linear, of its rows, which are dealt out for good."""
+        """Of the model's layers; of one like a linear one, of samples, dealt out for good."""
         job, seed = self.job, self.job.train.seed
         if job.objective is None:
             return Gradients(applied, feeds, seed=seed)
+        samples = job.objective.samples(job.source)
         self.tasks = linear.tasks(
+            samples,
             job.source,
-            job.objective,
             job.partition,
             which=tuple(feeds),
             n_workers=self.n,
             global_batch=job.train.global_batch,
             seed=seed,
         )
-        return linear.LinearGradients(
-            applied, feeds, seed=seed, source=job.source, objective=job.objective
-        )
+        return linear.SumGradients(applied, feeds, seed=seed, samples=samples)
 
     def _worker(self, rank: int) -> Worker:
         train, rate, n_steps = self.job.train, self.algorithm.rule.lr, self._n_steps
@@ -209,7 +205,8 @@ class Team:
             n_samples=self._order.n_own(rank),
             n_steps=n_steps,
             attack=self.job.attack,
-            task=self.tasks.get(rank),
+            # Specs refuse syncs that ask more of a sum than it is.
+            task=cast("Task | None", self.tasks.get(rank)),
         )
 
 

@@ -26,10 +26,10 @@ _LEARNS: Mapping[Objective, str] = {
 def matched(spec: Spec) -> Spec:
     """The spec with what was left to the model: sparse features, a penalty, what text is for."""
     model = spec.model
+    if model.trains_by_program and hasattr(spec.data, "sparse"):
+        data = msgspec.structs.replace(spec.data, sparse=True)
+        spec = msgspec.structs.replace(spec, data=data)
     if isinstance(model, Linear):
-        if hasattr(spec.data, "sparse"):
-            data = msgspec.structs.replace(spec.data, sparse=True)
-            spec = msgspec.structs.replace(spec, data=data)
         algorithm = with_penalty(spec.data_parallel, model)
         return msgspec.structs.replace(spec, data_parallel=algorithm)
     if spec.data.gives.form != "text":

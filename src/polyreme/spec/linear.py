@@ -12,6 +12,7 @@ from ..algo.sync.kind import SyncKind
 from ..algo.sync.served_kind import ServedKind
 from ..errors import Violation
 from ..graph.options import Linear
+from .factors import factors
 from .fit import with_penalty
 from .options import Spec
 
@@ -22,6 +23,8 @@ def linear(spec: Spec) -> Iterator[Violation]:
         yield from _numbers(spec, spec.model)
         yield from _wanted(type(spec.data_parallel.sync), spec.model)
         yield from _penalty(spec, spec.model)
+    elif spec.model.trains_by_program:
+        yield from factors(spec)
     else:
         yield from _not_linear(spec)
 

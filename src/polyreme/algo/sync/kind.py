@@ -39,7 +39,7 @@ class SyncKind(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """Whether what workers sent is added up over steps, of which the mean is known."""
 
     finite_sum: ClassVar[bool] = False
-    """Whether it sums over all samples of a linear model, of which it has a `task`."""
+    """Whether it sums over all samples of a linear model or one alike, of which it has a `task`."""
     smooth: ClassVar[bool] = False
     """Whether it takes gradients of a linear model's penalty."""
     strongly: ClassVar[bool] = False
@@ -48,6 +48,8 @@ class SyncKind(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """Whether a linear model's penalty must be one of each feature alone."""
     certifies: ClassVar[bool] = False
     """Whether each round says how far a linear model may be from its optimum."""
+    convex: ClassVar[bool] = True
+    """Whether a sum over all samples must be a linear model's, which is convex."""
 
     @property
     def n_vectors(self) -> int:

@@ -42,6 +42,7 @@ class Anchored(FiniteSum, frozen=True, kw_only=True):
     send: Literal["last", "mean"] = "last"
 
     exact: ClassVar[bool] = True
+    convex: ClassVar[bool] = False
 
     @property
     def n_vectors(self) -> int:
@@ -82,6 +83,7 @@ class Anchored(FiniteSum, frozen=True, kw_only=True):
         mu = self.pull(me)
         asked = Steps(
             start=w,
+            anchor=w,
             slopes=found.here.slopes,
             b=found.z + self.offset(w, me),
             n=math.ceil(passes * task.n_own),
@@ -94,7 +96,7 @@ class Anchored(FiniteSum, frozen=True, kw_only=True):
         after = yield from self.walked(asked, state["step"], me)
         after = torch.where(torch.isfinite(after), after, math.inf)
         kept = {"eta": eta, "passes": passes, "before": w, "held": objective, "gap": gap}
-        return after, kept
+        return task.nearest(after), kept
 
     def walked(self, asked: Steps, step: int, me: Worker) -> Program[torch.Tensor]:
         """The mean of where all workers' steps lead."""

@@ -42,6 +42,11 @@ class SplitLoss:
     n_classes: int
     tp: Tp
 
+    @property
+    def classifies(self) -> bool:
+        """Classes have scores."""
+        return True
+
     def __call__(
         self, logits: torch.Tensor, labels: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
