@@ -104,9 +104,6 @@ class Sum(Protocol):
     def at(self, w: torch.Tensor) -> Here:
         """Gradient, slopes and loss there."""
 
-    def bounds(self, start: int, stop: int) -> torch.Tensor:
-        """A diagonal that the summed loss's Hessian of these features is below, at any model."""
-
     def loss(self, w: torch.Tensor) -> float:
         """The summed loss there."""
 
@@ -136,6 +133,9 @@ class Sum(Protocol):
 
 class Task(Sum, Protocol):
     """A worker's samples of the sum of a linear model, whose losses are of predictions x_i w."""
+
+    def bounds(self, start: int, stop: int) -> torch.Tensor:
+        """A diagonal that the summed loss's Hessian of these features is below, at any model."""
 
     @property
     def l1(self) -> float:
