@@ -107,6 +107,10 @@ REFUSED = {
         [GROUPED, (ASYNC, 'sync = { kind = "SSP", servers = 2 }')],
         "data_parallel.sync.servers: 2 splits vectors, and data_parallel.rule ProximalSGD has",
     ),
+    "workers that stay silent at a point that is no optimum": (
+        [(ASYNC, 'sync = { kind = "LAG" }')],
+        "data_parallel.sync.xi: 0.1 measures steps by gradients, which are not 0 where model.l1",
+    ),
     "blocks with another step": (
         [
             ("l1 = 0.04", "l2 = 0.04"),
@@ -138,6 +142,7 @@ def test_a_penalty_that_nobody_would_take_is_refused(name: str, tmp_path: Path) 
         [(ASYNC, 'sync = { kind = "pSCOPE" }'), (PROX, "")],
         [OF_LAYERS, (PROX, 'rule = { kind = "ProximalSGD", l1 = 0.1 }')],
         [GROUPED, (ASYNC, 'sync = { kind = "LocalSteps" }')],
+        [(ASYNC, 'sync = { kind = "LAG", xi = 0.0 }')],
     ],
     ids=str,
 )

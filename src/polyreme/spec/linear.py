@@ -8,6 +8,7 @@ from typing import get_args
 from ..algo.compose import DataParallel
 from ..algo.legal import tag
 from ..algo.rule import Rule
+from ..algo.sync import LAG
 from ..algo.sync.kind import SyncKind
 from ..algo.sync.served_kind import ServedKind
 from ..errors import Violation
@@ -86,6 +87,10 @@ def _penalty(spec: Spec, model: Linear) -> Iterator[Violation]:
     """Whoever takes steps must take those of the penalty, all of it and the model's."""
     sync, rule = spec.data_parallel.sync, spec.data_parallel.rule
     name = type(sync).__name__
+    if isinstance(sync, LAG) and sync.xi and not model.smooth:
+        why = "measures steps by gradients, which are not 0 where model.l1 or model.group_l1 holds"
+        path, legal = "data_parallel.sync.xi", '0 (or data_parallel.sync "EveryStep", "ThreePoint")'
+        yield Violation(path=path, value=sync.xi, rule=why, legal=legal)
     if sync.finite_sum:
         return
     left = [each for each in ("l1", "group_l1") if getattr(model, each)]
