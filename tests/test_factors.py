@@ -285,7 +285,7 @@ def test_specs_that_are_wrong_are_refused() -> None:
 @pytest.mark.skipif("POLYREME_DATA" not in os.environ, reason="POLYREME_DATA is not set")
 def test_real_pairs_are_factored() -> None:
     path = Path(os.environ["POLYREME_DATA"]) / "ratings" / "gowalla.npz"
-    case = FactorCase.ratings(path, rank=4, l2=1e-6, sync=PSCOPE(), n=4, steps=6, negatives=1)
+    case = FactorCase.ratings(path, rank=4, l2=1e-6, sync=PSCOPE(), n=4, steps=15, negatives=1)
     found = solved(case)
     assert found["objective"] < 0.2
-    assert found["heldout_loss"] < 0.125
+    assert found["heldout_loss"] < found["mean_value_loss"] == 0.125
