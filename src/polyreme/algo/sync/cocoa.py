@@ -30,8 +30,8 @@ class CoCoA(Rounds, frozen=True, kw_only=True, tag="CoCoA", tag_field="kind"):
     duality gap of their own, from two numbers beside that sum.
 
     Source: Ma, Smith, Jaggi, Jordan, Richtarik and Takac 2015, "Adding vs Averaging in Distributed
-    Primal-Dual Optimization", algorithm 1 with gamma = 1, sigma' = K; with l1 as Smith et al.
-    2018, "CoCoA: A General Framework for Communication-Efficient Distributed Optimization".
+    Primal-Dual Optimization", algorithm 1 with gamma = 1, sigma' = K. With l1: Smith et al. 2018,
+    "CoCoA: A General Framework for Communication-Efficient Distributed Optimization".
     Differs: a worker's steps go up R* at v plus K times its change, which bounds the dual more
     closely than the square about v does.
 
