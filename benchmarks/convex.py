@@ -33,7 +33,7 @@ from polyreme.data.deal import sorted_by
 from polyreme.data.svmlight_text import read
 
 GOAL = 1e-6  # of the optimum
-MOST = 10_000  # rounds; one that never arrives counts as many
+MOST, NEVER = 2_000, 10_000  # rounds that are played; one that has not arrived counts as many
 WORKERS = 8
 Spec = Mapping[str, Any]
 
@@ -57,8 +57,9 @@ def methods(n: int, curvature: float) -> list[Method]:
     rule = {"kind": "ProximalSGD"}
     ours = [Method(name="pSCOPE", parallel={"sync": {"kind": "pSCOPE"}}, batch=n)]
     for kind in ("CoCoA", "DANE", "DSVRG", "ADMM", "OWLQN", "BlockCoordinate"):
-        every = 1 if kind != "BlockCoordinate" else 10
-        ours.append(Method(name=kind, parallel={"sync": {"kind": kind}}, batch=n, every=every))
+        every = 10 if kind in ("BlockCoordinate", "CoCoA", "OWLQN") else 1
+        sync = {"sync": {"kind": kind}}
+        ours.append(Method(name=kind, parallel=sync, batch=n, every=every, rounds=MOST))
     given = {
         "mini-batch SGD": ({}, 64 * WORKERS, few),
         "gradient descent": ({}, n, each),
@@ -156,7 +157,7 @@ def rounds(given: argparse.Namespace) -> None:
         for method, (rate, way) in zip(chosen, ways, strict=True):
             came = way.reached(best * (1 + GOAL))
             ours = ours or (came[0] if came else None)
-            n_rounds = MOST if came is None else came[0]
+            n_rounds = NEVER if came is None else came[0]
             shown = f"{came[0]} | {came[1] / 1e6:.3g}" if came else f"> {way.points[-1][0]} | -"
             asked = "-" if rate is None else f"{rate * curvature:g}/L"
             times = "" if ours is None else f"{n_rounds / ours:.3g}"
