@@ -82,6 +82,7 @@ def test_the_gradient_is_that_of_autograd(seed: int) -> None:
     assert task.loss(w.detach()) == pytest.approx(loss.item(), rel=1e-13)
 
 
+@pytest.mark.slice(4)
 @pytest.mark.parametrize("mean", [False, True])
 @pytest.mark.parametrize(
     ("eta", "mu", "exact", "l2"),
@@ -157,6 +158,7 @@ def rated(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
+@pytest.mark.slice(2)
 @pytest.mark.parametrize(("n", "sync"), [(1, PSCOPE()), (2, SCOPE()), (4, PSCOPE()), (4, SCOPE())])
 def test_workers_come_to_the_objective_of_alternating_least_squares(
     rated: Path, n: int, sync: SyncKind
@@ -169,6 +171,7 @@ def test_workers_come_to_the_objective_of_alternating_least_squares(
     assert "gap" not in found
 
 
+@pytest.mark.slice(1)
 @pytest.mark.parametrize("sync", [PSCOPE(), SCOPE(c=1e-3), EveryStep()])
 def test_processes_and_the_clock_give_the_same_bits(rated: Path, pool: Any, sync: SyncKind) -> None:
     case = FactorCase.ratings(rated, rank=2, l2=0.01, sync=sync, n=2, steps=5)

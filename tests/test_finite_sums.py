@@ -77,6 +77,7 @@ def test_every_member_reaches_the_weights_of_the_optimum(kind: type, name: str, 
     assert Run(kind(), problem.team(n)).until(_near(problem), 1500) > 0
 
 
+@pytest.mark.slice(8)
 @members
 @pytest.mark.parametrize("loss", ["squared_hinge", "hinge", "squared"])
 def test_every_member_reaches_the_optimum_of_other_losses(kind: type, loss: Any) -> None:
@@ -172,6 +173,7 @@ def test_vectors_that_a_member_keeps_are_as_many_as_stated(kind: type) -> None:
     assert sum(each for each in lengths if each != of_samples) == 1 + kind().n_vectors + blocks
 
 
+@pytest.mark.slice(3)
 @members
 def test_the_clock_and_processes_give_the_same_bits(kind: type, pool: Any) -> None:
     case = Case(kind(), 3)

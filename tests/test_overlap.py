@@ -149,7 +149,8 @@ def test_checkpoints_and_evaluations_see_the_update(pool, plan):
 def test_a_branch_that_nothing_took_is_not_updated(pool):
     model = Model(branch="never")
     case = Case(model=model, plan={"replica": 2}, rule=AdamW(lr=0.1, weight_decay=0.5))
-    _same(*_apart(pool, case, decouple=True))
+    # Norms are summed in another order, which on some processors is another last bit.
+    _same(*_apart(pool, case, decouple=True), rtol=1e-12)
 
 
 def test_a_rule_over_all_tensors_has_them_at_once(pool):

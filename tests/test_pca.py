@@ -91,6 +91,7 @@ def test_gradients_are_those_of_autograd(seed: int, k: int) -> None:
     assert total / len(x) == pytest.approx(span.item(), rel=1e-12)
 
 
+@pytest.mark.slice(3)
 @pytest.mark.parametrize("k", [1, 3, 12])
 @pytest.mark.parametrize(
     ("eta", "mu", "mean", "n"),
@@ -157,6 +158,7 @@ def _read(path: Path) -> np.ndarray:
     return source.train(np.arange(source.n_train))["features"].double().numpy()
 
 
+@pytest.mark.slice(2)
 @pytest.mark.parametrize("k", [1, 4])
 @pytest.mark.parametrize(("n", "sync"), [(1, PSCOPE()), (2, SCOPE(c=0.01)), (4, PSCOPE())])
 def test_workers_come_to_the_leading_subspace(spread: Path, n: int, sync: SyncKind, k: int) -> None:
@@ -183,6 +185,7 @@ def test_the_angle_falls_by_a_factor_each_round(spread: Path) -> None:
     assert all(after < 0.4 * before for before, after in itertools.pairwise(sines))
 
 
+@pytest.mark.slice(1)
 @pytest.mark.parametrize("sync", [PSCOPE(), SCOPE(c=1e-3), EveryStep()])
 def test_processes_and_the_clock_give_the_same_bits(
     spread: Path, pool: Any, sync: SyncKind
@@ -194,6 +197,7 @@ def test_processes_and_the_clock_give_the_same_bits(
     assert all(torch.equal(got[name], want[name]) for name in want)
 
 
+@pytest.mark.slice(1)
 @pytest.mark.parametrize("sync", [EveryStep(), SSP()])
 def test_gradients_of_batches_lead_to_the_subspace(spread: Path, sync: SyncKind) -> None:
     case = FactorCase.pca(Arrays(path=str(spread)), k=2, sync=sync, n=2, steps=300, lr=0.2)

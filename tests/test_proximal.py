@@ -98,6 +98,7 @@ APART = [
 ]
 
 
+@pytest.mark.slice(3)
 @pytest.mark.parametrize(("sync", "lr", "steps", "most"), APART, ids=_shown)
 def test_where_workers_have_rows_of_their_own_the_optimum_is_that_of_all(
     sync, lr, steps, most
@@ -142,6 +143,7 @@ def _by_scipy(penalty: Penalty) -> float:
     return float(found.fun)
 
 
+@pytest.mark.slice(1)
 @pytest.mark.parametrize(
     "sync", [EveryStep(), SSP(), AsyncADMM(rho=0.3, local_steps=4), DelayedBlockProximal(blocks=3)]
 )
