@@ -166,15 +166,15 @@ def served(
 def tuned(data: Path, folder: Path, parallel: Mapping[str, Any], n: int) -> float:
     """The rate that is lowest after some rounds on the virtual clock."""
     tried = {}
-    for rate in (2.0**k for k in range(-2, 9)):
+    for rate in (2.0**k for k in range(2, 11)):
         given = {**parallel, "rule": {"kind": "ProximalSGD", "lr": rate}}
-        spec = specification(data, given, steps=20, global_batch=n, eval_every=20)
+        spec = specification(data, given, steps=10, global_batch=n, eval_every=10)
         path, out = folder / "tune.toml", folder / f"tune-{rate}"
         path.write_text(tomli_w.dumps({**spec, "simulate": {"workers": WORKERS}}))
         command = [sys.executable, "-m", "polyreme", "simulate", str(path), "--out", str(out)]
         subprocess.run(command, check=False, stdout=subprocess.DEVNULL)
         points = way(out)
-        if not points or (tried and points[-1][1] > 2 * min(tried.values())):
+        if not points or (tried and points[-1][1] > 1.1 * min(tried.values())):
             break
         tried[rate] = points[-1][1]
     return min(tried, key=lambda rate: tried[rate])
