@@ -102,6 +102,7 @@ def play(method: Method, problem: Spec, rate: float | None, rounds: int, folder:
             "gap": problem["gap"],
             "global_batch": method.batch,
             "eval_every": method.every,
+            "tail": "wrap",
             "max_skipped": 5,
         },
         "data_parallel": parallel,
