@@ -204,10 +204,10 @@ def partitions(given: argparse.Namespace) -> None:
         }
         with tempfile.TemporaryDirectory() as folder:
             way = play(method, problem, None, 300, Path(folder))
-        print(
-            f"| {name} | {found.constant:.3g} | {found.distance:.3g} | {way.points[-1][0]} |",
-            flush=True,
-        )
+        last = way.points[-1][0]
+        n_rounds = f"> {last}" if last == 300 else f"{last}"
+        seen = f"{found.constant:.3g} | {found.distance:.3g}"
+        print(f"| {name} | {seen} | {n_rounds} |", flush=True)
 
 
 def main() -> None:

@@ -1,6 +1,6 @@
 """Rows in files, more than are read at once: memory and time of two processes to a gap.
 
-    python benchmarks/convex_large.py [--rows 10000000 --features 1000000] [--gap 1e-6]
+    python benchmarks/convex_large.py [--rows 10000000 --features 1000000] [--gap 1e-6] [--rounds N]
 
 Rows are drawn, written to a folder as NumPy files, and trained on by pSCOPE from there. Memory is
 the sum over all processes of the pages that each holds, shared ones by their share (PSS), those of
@@ -40,6 +40,7 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=10_000_000)
     parser.add_argument("--features", type=int, default=1_000_000)
     parser.add_argument("--gap", type=float, default=1e-6)
+    parser.add_argument("--rounds", type=int, default=40, help="at most")
     parser.add_argument("--folder", type=Path, help="where rows are written (unset: temporary)")
     given = parser.parse_args()
     with tempfile.TemporaryDirectory(dir=given.folder) as name:
@@ -55,7 +56,7 @@ def main() -> None:
         spec = {
             "model": {"kind": "linear", "l1": 1e-5, "l2": 1e-6},
             "data": {"kind": "csr", "path": str(folder / "set")},
-            "train": {"steps": 40, "gap": given.gap, "global_batch": 1024},
+            "train": {"steps": given.rounds, "gap": given.gap, "global_batch": 1024},
             "data_parallel": {"sync": {"kind": "pSCOPE"}},
         }
         path, out = folder / "spec.toml", folder / "run"
