@@ -19,7 +19,7 @@ from sklearn.exceptions import ConvergenceWarning
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted, validate_data
 
-from .errors import ConfigError
+from .errors import ConfigError, undefined
 from .linear import Fit, fit
 
 
@@ -32,7 +32,7 @@ class _Linear(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         return tags
 
     def _loss(self) -> dict[str, Any]:
-        raise NotImplementedError
+        raise undefined(self, "_loss")
 
     def _penalty(self, n: int) -> dict[str, Any]:
         """Strengths for n rows: C times a sum of losses is n C times their mean."""

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, ClassVar
 
+from ...errors import undefined
 from ..effects import Local, Program
 from .kind import State
 from .rounds import Rounds, Went
@@ -38,7 +39,7 @@ class FiniteSum(Rounds, frozen=True, kw_only=True):
 
     def moved(self, state: State, found: Found, me: Worker) -> Program[tuple[torch.Tensor, State]]:
         """The next model, and what of the state changes."""
-        raise NotImplementedError
+        raise undefined(self, "moved")
 
     def went(self, state: State, me: Worker) -> Program[Went]:
         """The whole gradient, then a move."""

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from ...errors import Violation
+from ...errors import Violation, undefined
 from ..compress.dense import Dense
 from ..effects import Agree, Combine, Numbers, Program, Record, Sum
 from ..legal import tag
@@ -57,7 +57,7 @@ class Rounds(SyncKind, frozen=True, kw_only=True):
 
     def went(self, state: State, me: Worker) -> Program[Went]:
         """One round."""
-        raise NotImplementedError
+        raise undefined(self, "went")
 
     def rate(self, state: State, me: Worker) -> float:
         """The step size that a round had, for the log; 1 where the data say how long steps are."""

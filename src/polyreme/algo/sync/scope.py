@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from ..worker import Worker
 
 _Rate = Annotated[float, msgspec.Meta(gt=0)]
-_Count = Annotated[int, msgspec.Meta(ge=1)]
 _FELL = 0.3  # a round that leaves more of the gap than this is given twice the steps
 _MOST_PASSES = 16
 _NOISE = 1e-13  # of the objective: a gap that rounding may be
