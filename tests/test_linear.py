@@ -68,7 +68,7 @@ def test_golden_objectives_and_weights(name):
     assert ((found.w != 0) == (golden[name] != 0)).all()
 
 
-@pytest.mark.slice(12)
+@pytest.mark.slice(6)
 @pytest.mark.parametrize("penalty", PENALTIES)
 @pytest.mark.parametrize("loss", LOSSES)
 @pytest.mark.parametrize("route", ["whole", "by column", "widening", "widening by column"])
