@@ -17,7 +17,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -57,12 +57,14 @@ class Trial:
 class Result:
     """Test accuracies of a configuration at its best rate, by seed, and on the way to them.
 
-    `ways` has of each seed virtual seconds and accuracies after evaluations.
+    `ways` has of each seed virtual seconds and accuracies after evaluations, `seconds` what each
+    run took here, its start and evaluation included (NaN: not kept).
     """
 
     rate: float
     accuracies: tuple[float, ...]
     ways: tuple[tuple[tuple[float, float], ...], ...] = ()
+    seconds: tuple[float, ...] = ()
 
     @property
     def mean(self) -> float:
@@ -140,14 +142,24 @@ def run_all(table: str, trials: Sequence[Trial], given: argparse.Namespace) -> d
     """All configurations that could be run to their end."""
     home, data = _unpacked(table, given)
     end_s = time.monotonic() + given.seconds
+    # Small batches take the most steps: begun last they would run on alone.
+    ordered = sorted(trials, key=lambda trial: trial.batch)
+    begun: set[tuple[str, float, int]] = set()
+    flying: set[Future[None]] = set()
     with ThreadPoolExecutor(given.jobs) as pool:
-        while more := [(t, rate, 0) for t in trials for rate in untried(t, _kept(home))]:
-            if not _do(pool, more, home, data, given, end_s):
+        while True:
+            done = _kept(home)
+            for trial, rate, seed in (run for t in ordered for run in _due(t, done)):
+                if (trial.name, rate, seed) not in begun:
+                    number = len(begun)
+                    begun.add((trial.name, rate, seed))
+                    run = trial, rate, seed
+                    flying.add(pool.submit(_one, run, number, home, data, given, end_s))
+            if not flying:
                 break
-        done = _kept(home)
-        best = {t.name: _best(t, done) for t in trials}
-        rest = [(t, best[t.name], s) for t in trials for s in SEEDS[1:] if best[t.name] is not None]
-        _do(pool, rest, home, data, given, end_s)
+            ended, flying = wait(flying, return_when=FIRST_COMPLETED)
+            for each in ended:
+                each.result()
     done, found = _kept(home), {}
     for trial in trials:
         rate = _best(trial, done)
@@ -162,42 +174,56 @@ def run_at(
 ) -> dict[tuple[str, float], Result]:
     """Each configuration at each of its rates, those that could be run on all seeds."""
     home, data = _unpacked(table, given)
+    done, end_s = _kept(home), time.monotonic() + given.seconds
+    runs = [(trial, rate, seed) for seed in SEEDS for trial in trials for rate in trial.rates]
+    left = [run for run in runs if (run[0].name, run[1], run[2]) not in done]
     with ThreadPoolExecutor(given.jobs) as pool:
-        runs = [(trial, rate, seed) for seed in SEEDS for trial in trials for rate in trial.rates]
-        _do(pool, runs, home, data, given, time.monotonic() + given.seconds)
+        doing = [
+            pool.submit(_one, run, number, home, data, given, end_s)
+            for number, run in enumerate(left)
+        ]
+        for each in doing:
+            each.result()
     done = _kept(home)
-    each = [(trial.name, rate) for trial in trials for rate in trial.rates]
-    return {key: found for key in each if (found := _result(*key, done)) is not None}
+    keys = [(trial.name, rate) for trial in trials for rate in trial.rates]
+    return {key: found for key in keys if (found := _result(*key, done)) is not None}
 
 
-def _do(
-    pool: ThreadPoolExecutor,
-    runs: Sequence[tuple[Trial, Any, int]],
+def _due(
+    trial: Trial, done: Mapping[tuple[str, float, int], _Kept]
+) -> list[tuple[Trial, float, int]]:
+    """What is to be run next of a configuration, whatever is running."""
+    if rates := untried(trial, done):
+        return [(trial, rate, 0) for rate in rates]
+    best = _best(trial, done)
+    return [
+        (trial, best, s)
+        for s in SEEDS[1:]
+        if best is not None and (trial.name, best, s) not in done
+    ]
+
+
+def _one(
+    run: tuple[Trial, float, int],
+    number: int,
     home: Path,
     data: Path,
     given: argparse.Namespace,
     end_s: float,
-) -> bool:
-    """Run them; whether any ended."""
-    done = _kept(home)
-    left = [run for run in runs if (run[0].name, run[1], run[2]) not in done]
-
-    def one(numbered: tuple[int, tuple[Trial, float, int]]) -> None:
-        number, (trial, rate, seed) = numbered
-        if time.monotonic() > end_s:
-            return
-        begun_s = time.monotonic()
-        accuracy, way = _run(trial, rate, seed, home, data, given, number % given.devices)
-        took_s = time.monotonic() - begun_s
-        with (home / "results.jsonl").open("a") as file:
-            row = {"name": trial.name, "rate": rate, "seed": seed, "accuracy": accuracy}
-            row |= {"way": way} if way else {}
-            file.write(json.dumps(row) + "\n")
-        ran = f"{trial.name}, rate {rate:g}, seed {seed}"
-        print(f"{ran}: {100 * accuracy:.2f} % in {took_s:.0f} s", flush=True)
-
-    list(pool.map(one, enumerate(left)))
-    return len(_kept(home)) > len(done)
+) -> None:
+    """Do one run and keep what came of it, unless time is over."""
+    trial, rate, seed = run
+    if time.monotonic() > end_s:
+        return
+    begun_s = time.monotonic()
+    accuracy, way = _run(trial, rate, seed, home, data, given, number % given.devices)
+    took_s = round(time.monotonic() - begun_s, 1)
+    row = {"name": trial.name, "rate": rate, "seed": seed, "accuracy": accuracy, "seconds": took_s}
+    row |= {"way": way} if way else {}
+    with (home / "results.jsonl").open("a") as file:
+        file.write(json.dumps(row) + "\n")
+    ran = f"{trial.name}, rate {rate:g}, seed {seed}"
+    print(f"{ran}: {100 * accuracy:.2f} % in {took_s:.0f} s", flush=True)
 
 
 def _run(
@@ -267,11 +293,14 @@ class _Kept(NamedTuple):
 
     accuracy: float
     way: tuple[tuple[float, float], ...]
+    seconds: float
 
 
 def _kept(home: Path) -> dict[tuple[str, float, int], _Kept]:
     return {
-        (r["name"], r["rate"], r["seed"]): _Kept(r["accuracy"], tuple(map(tuple, r.get("way", ()))))
+        (r["name"], r["rate"], r["seed"]): _Kept(
+            r["accuracy"], tuple(map(tuple, r.get("way", ()))), r.get("seconds", math.nan)
+        )
         for r in _rows(home)
     }
 
@@ -291,6 +320,7 @@ def _result(name: str, rate: float, done: Mapping[tuple[str, float, int], _Kept]
         rate=rate,
         accuracies=tuple(done[key].accuracy for key in keys),
         ways=tuple(done[key].way for key in keys),
+        seconds=tuple(done[key].seconds for key in keys),
     )
 
 
