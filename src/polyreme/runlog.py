@@ -104,6 +104,33 @@ class SuspectsEvent(msgspec.Struct, frozen=True, kw_only=True, tag="suspects", t
     by_worker: Mapping[int, int]
 
 
+class Anchor(msgspec.Struct, frozen=True, kw_only=True):
+    """How a partition of rows looks from an anchor a, `at` times the final model w.
+
+    `constant` bounds l(a) / |a - w|^2 from below, and `distance` is |a - w|. `promised` is how far
+    workers' own problems together fall from a, at least, over how far the objective falls from
+    there to w: 1 where all see the same.
+    """
+
+    at: float
+    distance: float
+    constant: float
+    promised: float | None
+
+
+class PartitionEvent(msgspec.Struct, frozen=True, kw_only=True, tag="partition", tag_field="kind"):
+    """How good the partition of a linear model's rows over workers is, at the end of a run.
+
+    `constant` is the largest of the anchors': a bound from below of pSCOPE's constant.
+    """
+
+    t: float
+    attempt: int
+    step: int
+    constant: float
+    anchors: tuple[Anchor, ...]
+
+
 class CheckpointEvent(
     msgspec.Struct, frozen=True, kw_only=True, tag="checkpoint", tag_field="kind"
 ):
@@ -145,10 +172,18 @@ Event = (
     | EvalEvent
     | DelaysEvent
     | SuspectsEvent
+    | PartitionEvent
     | CheckpointEvent
     | FaultEvent
     | RestartEvent
 )
+
+
+class Partition(msgspec.Struct, frozen=True, kw_only=True):
+    """Of a `PartitionEvent`."""
+
+    constant: float
+    anchors: tuple[Anchor, ...]
 
 
 class Summary(msgspec.Struct, frozen=True, kw_only=True):
@@ -176,6 +211,7 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     devices: int
     versions: Mapping[str, str]
     hardware: str
+    partition: Partition | None = None
 
 
 class Writer:

@@ -16,7 +16,16 @@ from .cluster.types import Cluster
 from .graph.layer import LayerGraph
 from .plan.ir import Plan, degree
 from .profile.record import Profile
-from .runlog import EvalEvent, Event, RestartEvent, Status, StepEvent, Summary
+from .runlog import (
+    EvalEvent,
+    Event,
+    Partition,
+    PartitionEvent,
+    RestartEvent,
+    Status,
+    StepEvent,
+    Summary,
+)
 
 PASSES = 3  # flops of forward and backward over those of forward alone
 
@@ -108,6 +117,7 @@ def summarise(
         devices=setting.n_devices,
         versions=_versions(),
         hardware=hardware(setting.cluster),
+        partition=tally.partition,
     )
     if not virtual:
         return found
@@ -156,6 +166,7 @@ class _Tally:
     compute_s: float = 0.0  # of a worker in the mean, whatever became of it
     wire_bytes: int = 0
     peak_bytes: int | None = None
+    partition: Partition | None = None  # of the final weights
     attempt: int | None = None
     begun: int | None = None  # what the first step followed
     before_s: float = 0.0
@@ -178,10 +189,13 @@ class _Tally:
             self._step(event)
         elif isinstance(event, EvalEvent):
             self.evals.append(event)
+        elif isinstance(event, PartitionEvent):
+            self.partition = Partition(constant=event.constant, anchors=event.anchors)
 
     def _step(self, event: StepEvent) -> None:
         if self.begun is None:
             self.begun = self.told = self.furthest
+        self.partition = None
         # A skipped step is always logged; other steps that are not are told by the next that is.
         n = 1 if event.skipped else event.step - self.told - self.skipped_since
         self.kept.append((event, n))
@@ -197,6 +211,7 @@ class _Tally:
         self.peak_bytes = max(self.peak_bytes or 0, event.memory_bytes)
 
     def _go_back(self, step: int) -> None:
+        self.partition = None
         while self.kept and self.kept[-1][0].step > step:
             self.kept.pop()
         while self.evals and self.evals[-1].step > step:

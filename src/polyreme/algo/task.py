@@ -134,6 +134,9 @@ class Sum(Protocol):
 class Task(Sum, Protocol):
     """A worker's samples of the sum of a linear model, whose losses are of predictions x_i w."""
 
+    def curvature(self) -> float:
+        """The largest curvature of a sample's loss, over all weights."""
+
     def bounds(self, start: int, stop: int) -> torch.Tensor:
         """A diagonal that the summed loss's Hessian of these features is below, at any model."""
 

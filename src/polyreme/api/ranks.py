@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -24,7 +25,7 @@ from ..runtime.mesh import World
 from ..runtime.place import is_watched
 from ..runtime.route import MakeRoute
 from ..runtime.watchdog import OnVerdict
-from . import running, steps
+from . import compiling, running, steps
 from .problem import Problem, pose
 from .running import on_first, say
 from .starting import Start
@@ -95,6 +96,7 @@ def work(
     """
     timeout_s = request.spec.train.timeout_s
     with (
+        ExitStack() as saying,
         _asked_to_stop() as stop,
         mesh.watched(request.accelerator, timeout_s, request.devices) as world,
     ):
@@ -103,6 +105,8 @@ def work(
         if begin is not None:
             wanted, find = request, begin
             request = on_first(world, lambda: find(wanted))
+        if world.is_first:
+            saying.enter_context(compiling.told(partial(say, request, compiling.WORDS)))
         problem = pose(request.spec, machines=(request.cluster, request.accelerator))
         profile, found = _plans(request, problem, world)
         plan = found[0]
@@ -139,7 +143,11 @@ def _from_here(
     request: Request, problem: Problem, profile: Profile | None, make_route: MakeRoute, what: str
 ) -> None:
     """Train with workers that are no ranks: this process writes the run folder and evaluates."""
-    with _asked_to_stop() as stop, mesh.watched(request.accelerator, 0.0) as world:
+    with (
+        compiling.told(partial(say, request, compiling.WORDS)),
+        _asked_to_stop() as stop,
+        mesh.watched(request.accelerator, 0.0) as world,
+    ):
         spec, plans = problem.spec, request.plans
         source = spec.data.open(spec.train.seq_len, spec.train.seed)
         steps.arranged(spec, source, n_workers=steps.n_replicas(plans[0]))

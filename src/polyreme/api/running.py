@@ -134,6 +134,8 @@ def train(
             if log is not None:
                 sys.stderr.write(f"polyreme: {error}\n")
                 log.write(runlog.FaultEvent(t=log.t, attempt=log.attempt, what=str(error)))
+        if outcome.status == "done" and spec.report.partition:
+            _judge_partition(loop_, outcome.steps, log)
     if log is None:
         return None
     log.close()
@@ -151,6 +153,21 @@ def train(
     )
     runlog.save_summary(found, folder)
     return found
+
+
+def _judge_partition(run: loop.Run, step: int, log: runlog.Writer | None) -> None:
+    """Log how good the partition of rows is, if there is one; all ranks call it together."""
+    if run.team is None:
+        return
+    with run.world.record.doing("judging the partition"):
+        anchors = run.team.anchors(run.applied, run.world)
+    if log is not None and anchors:
+        constant = max(anchor.constant for anchor in anchors)
+        log.write(
+            runlog.PartitionEvent(
+                t=log.t, attempt=log.attempt, step=step, constant=constant, anchors=anchors
+            )
+        )
 
 
 def _begin(

@@ -11,13 +11,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
+from ..algo.task import Here, Steps, Task
 from .choice import smoothness
 from .problem import residual
 from .shard import Shard
 from .steps import walked
+
+if TYPE_CHECKING:
+    import torch
 
 _PASSES = 200
 _DONE = 1e-9
@@ -71,6 +76,29 @@ def gap_at(shards: Sequence[Shard], least: float, anchor: np.ndarray) -> float:
         for shard, each in zip(shards, here, strict=True)
     ]
     return least - sum(own) / len(own)
+
+
+def fallen(
+    task: Task, w: torch.Tensor, at_w: Here, tilt: torch.Tensor, seed: Sequence[int]
+) -> float:
+    """A bound from above of min_u P_k(u; a) times the worker's samples, from one pass of steps.
+
+    It is P_k at `w`, or where steps from there lead if that is lower. `tilt` is
+    grad F(a) - grad F_k(a).
+    """
+    n, curvature = task.n_own, task.curvature()
+    asked = Steps(
+        start=w,
+        slopes=at_w.slopes,
+        b=at_w.gradient / n + tilt,
+        n=n,
+        eta=0.5 / curvature if curvature else 1.0,
+        seed=seed,
+    )
+    u = task.steps(asked)
+    here = at_w.loss / n + float(tilt @ w) + task.penalty(w)
+    there = task.loss(u) / n + float(tilt @ u) + task.penalty(u)
+    return n * (there if there < here else here)
 
 
 def _objective(shards: Sequence[Shard], w: np.ndarray) -> float:

@@ -55,6 +55,10 @@ class LinearTask:
         gradient, slopes = torch.from_numpy(found.gradient), torch.from_numpy(found.slopes)
         return Here(gradient=gradient, slopes=slopes, loss=found.loss)
 
+    def curvature(self) -> float:
+        """See `choice.smoothness`."""
+        return choice.smoothness(self.shard)
+
     def bounds(self, start: int, stop: int) -> torch.Tensor:
         """See `Shard.bounds`; found once."""
         held = self.__dict__.setdefault("_bounds", {})

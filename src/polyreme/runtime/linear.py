@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import torch
 
+from .. import runlog
 from ..algo.effects import Computed
-from ..algo.task import Certificate, Sum
+from ..algo.task import Certificate, Here, Sum, Task
+from ..convex.goodness import fallen
 from ..convex.sums import Samples
 from ..data.deal import deal
 from ..data.partition import Iid, Partition
@@ -17,6 +21,8 @@ from .applied import Applied
 from .feed import Feed
 from .gradients import Gradients
 from .mesh import World
+
+_ANCHORS = (0.0, 0.5)  # times the model
 
 
 def tasks(
@@ -60,9 +66,17 @@ class SumGradients(Gradients):
         return computed
 
 
-def certified(
-    own: Mapping[int, Sum], applied: Applied, world: World, w: torch.Tensor
-) -> Certificate:
+@dataclass(frozen=True, kw_only=True)
+class Found:
+    """Of a model: what each worker of this process has there, and of all samples together."""
+
+    here: Mapping[int, Here]
+    z: torch.Tensor
+    n: float
+    certificate: Certificate
+
+
+def found(own: Mapping[int, Sum], applied: Applied, world: World, w: torch.Tensor) -> Found:
     """Of a model on all workers' samples, of which this process has those; all call it together."""
     one = next(iter(own.values()))
     here = {rank: task.at(w) for rank, task in own.items()}
@@ -75,7 +89,50 @@ def certified(
     c = one.shrink(z)
     each = [task.conjugates(here[rank].slopes, c) for rank, task in own.items()]
     (told,) = _summed(w.new_tensor([sum(each)]), applied, world).tolist()
-    return one.certificate(w, z, loss / n, told / n)
+    certificate = one.certificate(w, z, loss / n, told / n)
+    return Found(here=here, z=z, n=n, certificate=certificate)
+
+
+def anchors(
+    own: Mapping[int, Task], applied: Applied, world: World, w: torch.Tensor, seed: int
+) -> tuple[runlog.Anchor, ...]:
+    """How good the partition of the samples is, seen from anchors; all call it together.
+
+    `w` is taken for the optimum, less its gap. Two passes of steps and five of sums in all; none
+    if nothing is known: w is 0, or its gap has no bound.
+
+    Source: Zhao et al. 2018, "Proximal SCOPE for Distributed Sparse Learning", definitions 2 to 5.
+    Differs: workers count by their samples, so that the bound holds where they have unlike many.
+    """
+    size, end = float(w.norm()), found(own, applied, world, w)
+    least = end.certificate.objective - max(0.0, end.certificate.gap)
+    if not (size and math.isfinite(least)):
+        return ()
+    told = []
+    for number, at in enumerate(_ANCHORS):
+        there = found(own, applied, world, at * w)
+        sums = sum(
+            fallen(
+                task,
+                w,
+                end.here[rank],
+                there.z - there.here[rank].gradient / task.n_own,
+                (seed, rank, number),
+            )
+            for rank, task in own.items()
+        )
+        (all_sums,) = _summed(w.new_tensor([sums]), applied, world).tolist()
+        low, high = all_sums / end.n, there.certificate.objective
+        fall, distance = high - end.certificate.objective, (1 - at) * size
+        told.append(
+            runlog.Anchor(
+                at=at,
+                distance=distance,
+                constant=max(0.0, least - low) / distance**2,
+                promised=(high - low) / fall if fall > 0 else None,
+            )
+        )
+    return tuple(told)
 
 
 def _summed(own: torch.Tensor, applied: Applied, world: World) -> torch.Tensor:

@@ -8,11 +8,13 @@ from typing import Protocol, cast
 
 import torch
 
+from .. import runlog
 from ..algo.effects import Record, Seen
 from ..algo.sync.kind import State as WorkerState
 from ..algo.task import Sum, Task
 from ..algo.vector import mean
 from ..algo.worker import Worker
+from ..convex.problem import Objective
 from ..data.order import Ordering
 from . import linear, own
 from .applied import Applied
@@ -91,9 +93,22 @@ class Team:
         """What is certified of the model in the stage, if anything; all ranks call it together."""
         if not self.tasks or self.job.objective is None:
             return {}
-        found = linear.certified(self.tasks, applied, world, self.gradients.start())
+        found = linear.found(self.tasks, applied, world, self.gradients.start()).certificate
         told = {name: getattr(found, name) for name in self.job.objective.figures}
         return {name: value for name, value in told.items() if math.isfinite(value)}
+
+    def anchors(self, applied: Applied, world: World) -> tuple[runlog.Anchor, ...]:
+        """How good the partition is, with the model in the stage; all ranks call it together.
+
+        Nothing of one worker, of what is no linear model with a bound, and under group l1, where
+        each step moves all weights.
+        """
+        match self.job.objective:
+            case Objective(penalty=penalty) if self.n > 1 and penalty.bounds:
+                if not penalty.group_l1:
+                    own, w = cast("dict[int, Task]", self.tasks), self.gradients.start()
+                    return linear.anchors(own, applied, world, w, self.job.train.seed)
+        return ()
 
     def settle_buffers(self, workers: Workers) -> None:
         """Bring the mean of workers' buffers into the stage."""

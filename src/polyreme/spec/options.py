@@ -28,11 +28,14 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
             above) or ``test_accuracy`` (0 to 1, from below).
         reference: Run folder against which effectiveness is measured (with `target`).
         trackers: Where numbers go besides the log; each needs the extra of its name.
+        partition: Whether a run of a linear model by several workers ends with a measure of how
+            good the partition of its rows is; it takes about as long as two rounds of pSCOPE.
     """
 
     target: str | None = None
     reference: str | None = None
     trackers: tuple[Literal["tensorboard", "wandb"], ...] = ()
+    partition: bool = True
 
     @property
     def goal(self) -> tuple[str, float] | None:
