@@ -49,3 +49,19 @@ def on_the_clock(world, case: Case, n: int, run: Path | None = None, until: int 
         make_route=make_route,
     )
     return dict(full_parameters(outcome.state)), routes[0].simulation.sent_bytes
+
+
+def constants_in_processes(world, case: Case):
+    return _constants(loop.Run(case.job(), world))
+
+
+def constants_on_the_clock(world, case: Case, n: int):
+    def make_route(*args, **more):
+        return Virtual(Simulate(workers=n), *args, **more)
+
+    return _constants(loop.Run(case.job(), world, make_route=make_route))
+
+
+def _constants(run: loop.Run):
+    run.play()
+    return run.team.anchors(run.applied, run.world)

@@ -22,10 +22,12 @@ from polyreme.plan.ir import (
     Stage,
 )
 from polyreme.runlog import (
+    Anchor,
     CheckpointEvent,
     EvalEvent,
     Event,
     FaultEvent,
+    Partition,
     RestartEvent,
     StepEvent,
     Summary,
@@ -344,3 +346,24 @@ def failed(folder: Path) -> Path:
     with (folder / "log.jsonl").open("ab") as file:
         file.write(b'{"kind":"step","t":19.2,"attempt":0,"step":91,"los')
     return folder
+
+
+def certified(folder: Path, *, n_steps: int = 40) -> Path:
+    """A run of a linear model whose gap falls to 0.7 of it a round, and to 0 at its end."""
+    steps = [
+        msgspec.structs.replace(
+            event, objective=0.3 + 0.4 * 0.5**event.step, gap=0.5 * 0.7 ** (event.step - 1)
+        )
+        for event in make_steps(n_steps)
+    ]
+    last = {"objective": 0.3, "gap": 0.0}
+    evals = [EvalEvent(t=steps[-1].t + 0.01, attempt=0, step=n_steps, metrics=last)]
+    anchors = (
+        Anchor(at=0.0, distance=4.7, constant=0.71, promised=44.5),
+        Anchor(at=0.5, distance=2.35, constant=0.013, promised=2.5),
+    )
+    summary = msgspec.structs.replace(
+        make_summary(steps, evals), partition=Partition(constant=0.71, anchors=anchors)
+    )
+    spec = SPEC.replace("[train]", "[train]\ngap = 1e-5")
+    return write_run(folder, steps=steps, evals=evals, plan=make_plan(), summary=summary, spec=spec)

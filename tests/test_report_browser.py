@@ -121,7 +121,11 @@ def test_pages_draw_everything_ask_for_nothing_and_fit_a_phone(tmp_path: Path) -
     )
     broken = restarted(tmp_path / "restarted")
     write_ranks(broken, [account(0, 30), account(1, 29)], None)
+    linear = report_run.certified(tmp_path / "linear")
     pages = {
+        "linear": (render([linear], tmp_path / "six.html"), 390),
+        "linear-wide": (render([linear], tmp_path / "seven.html"), 1280),
+        "linear-compared": (render([linear, run], tmp_path / "eight.html"), 390),
         "restarted": (render([broken], tmp_path / "five.html"), 390),
         "wide": (one, 1440),
         "narrow": (one, 390),
@@ -145,6 +149,8 @@ def test_pages_draw_everything_ask_for_nothing_and_fit_a_phone(tmp_path: Path) -
         assert [s for s in found[name]["sections"] if s in single] == single, name
     assert {"trouble", "checkpoints"} <= set(found["restarted"]["sections"])
     assert "trouble" in found["failed"]["sections"]
+    assert {"plot-objective", "plot-gap"} <= set(found["linear"]["plots"])
+    assert "plot-gaps" in found["linear-compared"]["plots"]
     assert {"table", "reference", "learning", "speed", "memory", "setup"} <= set(
         found["compared"]["sections"]
     )

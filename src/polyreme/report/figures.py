@@ -14,6 +14,7 @@ from .trouble import run_spikes
 from .words import number
 
 TIME_BINS = 48
+CERTIFIED = frozenset(("objective", "gap"))  # metrics that have charts of their own
 BASELINES = {
     "bigram_loss": "bigram model (baseline)",
     "unigram_loss": "unigram model (baseline)",
@@ -55,7 +56,7 @@ def learning(run: Run) -> Figure | None:
 
 def metrics(run: Run) -> Figure | None:
     """Every other metric of the evaluations."""
-    names = _metric_names(run, loss=False)
+    names = [name for name in _metric_names(run, loss=False) if name not in CERTIFIED]
     plot = Plot(axes_of(run))
     for name in names:
         _metric(plot, run, name)

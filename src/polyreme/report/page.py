@@ -13,7 +13,7 @@ from .. import __version__, runlog
 from ..errors import ConfigError, Violation
 from ..plan.describe import describe
 from ..plan.ir import MEMORY_CAUSES
-from . import figures, tables
+from . import certificates, figures, tables
 from .against import Against, Target, against, check_target, parse_target
 from .facts import predicted_memory, time_shares, what
 from .plot import Figure
@@ -103,6 +103,7 @@ def _single(run: Run, versus: Against | None, comparison: dict[str, Any] | None)
     all_figures = [
         *(drawn[name] for name in ("learning", "metrics", "throughput", "step_time", "delays")),
         *drawn["rates"],
+        *drawn["certificates"],
     ]
     sections = SINGLE_SECTIONS
     if comparison:
@@ -130,7 +131,7 @@ def _several(
     runs: Sequence[Run], found: Sequence[Against | None], comparison: dict[str, Any] | None
 ) -> str:
     table = tables.comparison(runs, found)
-    overlaid = figures.overlaid(runs)
+    overlaid, gaps = figures.overlaid(runs), certificates.overlaid(runs)
     bars = [bar for run in runs for bar in memory_bars(run, run.name)]
     views = [
         {
@@ -149,7 +150,7 @@ def _several(
     causes = dict.fromkeys(share.name for run in runs for share in predicted_memory(run))
     return fill(
         "comparison.html",
-        [overlaid] if overlaid else [],
+        [figure for figure in (overlaid, gaps) if figure],
         title="comparison: polyreme report",
         sections=sections,
         simulated=all(run.simulated for run in runs),
@@ -159,6 +160,7 @@ def _several(
         numeric=table.numeric,
         comparison=comparison,
         overlaid=overlaid,
+        gaps=gaps,
         memory_bars=bars,
         memory_scale=max((bar.amount for bar in bars), default=1) or 1,
         memory_names=list(causes),

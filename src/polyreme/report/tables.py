@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from ..units import count
-from . import suspects
+from . import partition, suspects
 from .against import Against, w_of
 from .attempts import again_s, kept_skipped, restarts
 from .beside import beside
@@ -69,6 +69,9 @@ def outcome_rows(run: Run) -> tuple[Row, ...]:
         rows.append(
             Row(label=name.replace("heldout", "held-out").replace("_", " "), value=shown, note=note)
         )
+    if (worst := partition.worst(run)) is not None:
+        shown, note = number(worst.constant), partition.note(run)
+        rows.append(Row(label="partition constant", value=shown, note=note))
     per_s = f"{number(total.throughput)} /s" if total.throughput else UNKNOWN
     tokens = total.tokens / total.samples if total.samples and total.tokens else 0
     rows.append(
@@ -141,6 +144,7 @@ def summary_json(run: Run) -> dict[str, Any]:
         "spikes": [msgspec.to_builtins(each) for each in run_spikes(run)],
         "suspects": {str(worker): share for worker, share in suspects.shares(run).items()},
         "hostile": {str(worker): attack for worker, attack in suspects.hostile(run).items()},
+        "partition": msgspec.to_builtins(run.summary.partition) if run.summary else None,
         "faults": [msgspec.to_builtins(event) for event in run.faults],
         "missing": list(run.missing),
     }

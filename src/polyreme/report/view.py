@@ -11,7 +11,7 @@ from markupsafe import Markup
 from ..plan.describe import describe
 from ..plan.ir import Plan
 from ..units import apart, count, show_seconds
-from . import delays, figures, suspects, tables, trouble
+from . import certificates, delays, figures, partition, suspects, tables, trouble
 from .attempts import attempts
 from .beside import beside
 from .drawing import devices_svg, order_svg, segments
@@ -72,6 +72,7 @@ def run_view(run: Run, effectiveness: float | None = None) -> dict[str, Any]:
         "suspects_line": suspects.line(run),
         "suspects_heads": suspects.heads(run),
         "suspects_rows": suspects.rows(run),
+        "partition_line": partition.line(run),
         "w": product(parts),
         "factors": parts,
         "sentence": meaning_of_w(run, parts),
@@ -102,6 +103,7 @@ def curves(run: Run) -> dict[str, Any]:
         "learning": figures.learning(run) if run.steps or run.evals else None,
         "rates": figures.rates(run),
         "metrics": figures.metrics(run),
+        "certificates": certificates.curves(run),
         "throughput": figures.throughput(run),
         "step_time": figures.step_time(run),
         "delays": delays.curve(run),
