@@ -47,10 +47,10 @@ def certificates(run: Run) -> Certificates | None:
     for event, led in zip(run.steps, led_to_end(run), strict=True):
         if led and event.objective is not None:
             found[event.step - 1] = event.t - event.step_s, event.objective, event.gap
-    for event in run.evals:
-        objective = event.metrics.get("objective")
-        if objective is not None and stands(run, event.attempt, event.step):
-            found[event.step] = event.t, objective, event.metrics.get("gap")
+    for scored in run.evals:
+        objective = scored.metrics.get("objective")
+        if objective is not None and stands(run, scored.attempt, scored.step):
+            found[scored.step] = scored.t, objective, scored.metrics.get("gap")
     if not found:
         return None
     rows = [(step, *found[step]) for step in sorted(found)]
