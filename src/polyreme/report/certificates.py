@@ -54,12 +54,12 @@ def certificates(run: Run) -> Certificates | None:
     if not found:
         return None
     rows = [(step, *found[step]) for step in sorted(found)]
-    steps, seconds, objective, gap = zip(*rows, strict=True)
+    steps, seconds, objectives, gaps = zip(*rows, strict=True)
     return Certificates(
         steps=np.array(steps, dtype=np.int64),
         seconds=np.maximum(np.array(seconds, dtype=np.float64), 0.0),
-        objective=np.array(objective, dtype=np.float64),
-        gap=np.array([np.nan if each is None else each for each in gap], dtype=np.float64),
+        objective=np.array(objectives, dtype=np.float64),
+        gap=np.array([np.nan if each is None else each for each in gaps], dtype=np.float64),
     )
 
 
