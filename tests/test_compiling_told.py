@@ -64,7 +64,7 @@ def test_a_kernel_that_is_kept_is_not_called_compiled(
     with compiling.told(lambda: said.append("first")):
         fresh = _loaded(path)
         assert fresh.twice(1) == 3
-        fresh.once(1.0)
+        fresh.twice(1.0)
     assert said == ["first"]  # once, for three kernels
     with compiling.told(lambda: said.append("kept")):
         assert _loaded(path).twice(1) == 3

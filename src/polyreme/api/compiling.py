@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 
 from numba.core.event import Event, Listener, install_listener
 
@@ -29,3 +30,14 @@ def told(say: Callable[[], None]) -> Iterator[None]:
     """Calls `say` before the first kernel that is compiled meanwhile; not for one that is kept."""
     with install_listener("numba:compile", _First(say)):
         yield
+
+
+@contextmanager
+def said(progress: bool) -> Iterator[None]:
+    """The same with a line for whoever waits, if `progress`."""
+    with told(_say) if progress else nullcontext():
+        yield
+
+
+def _say() -> None:
+    sys.stderr.write(f"polyreme: {WORDS}\n")

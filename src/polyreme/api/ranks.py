@@ -6,7 +6,6 @@ import signal
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -105,8 +104,7 @@ def work(
         if begin is not None:
             wanted, find = request, begin
             request = on_first(world, lambda: find(wanted))
-        if world.is_first:
-            saying.enter_context(compiling.told(partial(say, request, compiling.WORDS)))
+        saying.enter_context(compiling.said(request.progress and world.is_first))
         problem = pose(request.spec, machines=(request.cluster, request.accelerator))
         profile, found = _plans(request, problem, world)
         plan = found[0]
@@ -143,11 +141,7 @@ def _from_here(
     request: Request, problem: Problem, profile: Profile | None, make_route: MakeRoute, what: str
 ) -> None:
     """Train with workers that are no ranks: this process writes the run folder and evaluates."""
-    with (
-        compiling.told(partial(say, request, compiling.WORDS)),
-        _asked_to_stop() as stop,
-        mesh.watched(request.accelerator, 0.0) as world,
-    ):
+    with _asked_to_stop() as stop, mesh.watched(request.accelerator, 0.0) as world:
         spec, plans = problem.spec, request.plans
         source = spec.data.open(spec.train.seq_len, spec.train.seed)
         steps.arranged(spec, source, n_workers=steps.n_replicas(plans[0]))

@@ -17,7 +17,7 @@ from ..cluster.detect import hardware
 from ..errors import ConfigError, PolyremeError, Violation
 from ..plan.ir import Plan
 from ..runtime.place import is_launched
-from . import folders, steps
+from . import compiling, folders, steps
 from .simulating import plan_of
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ def train(
         violation = Violation(path="data_parallel.sync.kind", value=kind, rule=rule, legal=legal)
         raise ConfigError([violation])
     start_s = time.time()
-    with folders.claimed(folder):
+    with folders.claimed(folder), compiling.said(progress):
         return _run(spec, folder, devices, resume, progress, start_s)
 
 

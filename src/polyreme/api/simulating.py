@@ -12,7 +12,7 @@ from .. import spec as specs
 from ..errors import ConfigError, PolyremeError, Violation
 from ..plan.ir import BUCKET_BYTES, Plan
 from ..runtime.place import is_launched
-from . import folders, hostile
+from . import compiling, folders, hostile
 from .problem import Problem
 
 
@@ -29,7 +29,7 @@ def simulate(
         raise ConfigError([Violation(path="simulate", value=True, rule=rule, legal=legal)])
     start_s = time.time()
     hostile.announced(spec)
-    with folders.claimed(folder):
+    with folders.claimed(folder), compiling.said(progress):
         return _run(spec, folder, resume, progress, start_s)
 
 

@@ -79,23 +79,22 @@ def gap_at(shards: Sequence[Shard], least: float, anchor: np.ndarray) -> float:
 
 
 def fallen(
-    task: Task, w: torch.Tensor, at_w: Here, tilt: torch.Tensor, seed: Sequence[int]
+    task: Task,
+    w: torch.Tensor,
+    at_w: Here,
+    tilt: torch.Tensor,
+    *,
+    eta: float,
+    seed: Sequence[int],
 ) -> float:
     """A bound from above of min_u P_k(u; a) times the worker's samples, from one pass of steps.
 
     It is P_k at `w`, or where steps from there lead if that is lower. `tilt` is
     grad F(a) - grad F_k(a).
     """
-    n, curvature = task.n_own, task.curvature()
-    asked = Steps(
-        start=w,
-        slopes=at_w.slopes,
-        b=at_w.gradient / n + tilt,
-        n=n,
-        eta=0.5 / curvature if curvature else 1.0,
-        seed=seed,
-    )
-    u = task.steps(asked)
+    n = task.n_own
+    b = at_w.gradient / n + tilt
+    u = task.steps(Steps(start=w, slopes=at_w.slopes, b=b, n=n, eta=eta, seed=seed))
     here = at_w.loss / n + float(tilt @ w) + task.penalty(w)
     there = task.loss(u) / n + float(tilt @ u) + task.penalty(u)
     return n * (there if there < here else here)

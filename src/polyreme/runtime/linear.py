@@ -67,30 +67,23 @@ class SumGradients(Gradients):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Found:
-    """Of a model: what each worker of this process has there, and of all samples together."""
+class At:
+    """At a model: what each worker of this process has there, and of all their samples together.
+
+    `z` [D] is the gradient of the mean loss over all `n`.
+    """
 
     here: Mapping[int, Here]
     z: torch.Tensor
+    loss: float
     n: float
-    certificate: Certificate
 
 
-def found(own: Mapping[int, Sum], applied: Applied, world: World, w: torch.Tensor) -> Found:
+def certified(
+    own: Mapping[int, Sum], applied: Applied, world: World, w: torch.Tensor
+) -> Certificate:
     """Of a model on all workers' samples, of which this process has those; all call it together."""
-    one = next(iter(own.values()))
-    here = {rank: task.at(w) for rank, task in own.items()}
-    sums = torch.stack([found.gradient for found in here.values()]).sum(0)
-    said = w.new_tensor(
-        [sum(found.loss for found in here.values()), sum(task.n_own for task in own.values())]
-    )
-    whole = _summed(torch.cat([sums, said]), applied, world)
-    z, (loss, n) = whole[:-2] / whole[-1], whole[-2:].tolist()
-    c = one.shrink(z)
-    each = [task.conjugates(here[rank].slopes, c) for rank, task in own.items()]
-    (told,) = _summed(w.new_tensor([sum(each)]), applied, world).tolist()
-    certificate = one.certificate(w, z, loss / n, told / n)
-    return Found(here=here, z=z, n=n, certificate=certificate)
+    return _certified(own, applied, world, w, _at(own, applied, world, w))
 
 
 def anchors(
@@ -104,26 +97,30 @@ def anchors(
     Source: Zhao et al. 2018, "Proximal SCOPE for Distributed Sparse Learning", definitions 2 to 5.
     Differs: workers count by their samples, so that the bound holds where they have unlike many.
     """
-    size, end = float(w.norm()), found(own, applied, world, w)
-    least = end.certificate.objective - max(0.0, end.certificate.gap)
+    size, end = float(w.norm()), _at(own, applied, world, w)
+    last = _certified(own, applied, world, w, end)
+    least = last.objective - max(0.0, last.gap)
     if not (size and math.isfinite(least)):
         return ()
-    told = []
+    one, told = next(iter(own.values())), []
+    curvatures = {rank: task.curvature() for rank, task in own.items()}
     for number, at in enumerate(_ANCHORS):
-        there = found(own, applied, world, at * w)
+        anchor = at * w
+        there = _at(own, applied, world, anchor)
         sums = sum(
             fallen(
                 task,
                 w,
                 end.here[rank],
                 there.z - there.here[rank].gradient / task.n_own,
-                (seed, rank, number),
+                eta=0.5 / curvatures[rank] if curvatures[rank] else 1.0,
+                seed=(seed, rank, number),
             )
             for rank, task in own.items()
         )
         (all_sums,) = _summed(w.new_tensor([sums]), applied, world).tolist()
-        low, high = all_sums / end.n, there.certificate.objective
-        fall, distance = high - end.certificate.objective, (1 - at) * size
+        low, high = all_sums / end.n, there.loss + one.penalty(anchor)
+        fall, distance = high - last.objective, (1 - at) * size
         told.append(
             runlog.Anchor(
                 at=at,
@@ -133,6 +130,27 @@ def anchors(
             )
         )
     return tuple(told)
+
+
+def _at(own: Mapping[int, Sum], applied: Applied, world: World, w: torch.Tensor) -> At:
+    here = {rank: task.at(w) for rank, task in own.items()}
+    sums = torch.stack([found.gradient for found in here.values()]).sum(0)
+    said = w.new_tensor(
+        [sum(found.loss for found in here.values()), sum(task.n_own for task in own.values())]
+    )
+    whole = _summed(torch.cat([sums, said]), applied, world)
+    loss, n = whole[-2:].tolist()
+    return At(here=here, z=whole[:-2] / whole[-1], loss=loss / n, n=n)
+
+
+def _certified(
+    own: Mapping[int, Sum], applied: Applied, world: World, w: torch.Tensor, at: At
+) -> Certificate:
+    one = next(iter(own.values()))
+    c = one.shrink(at.z)
+    each = [task.conjugates(at.here[rank].slopes, c) for rank, task in own.items()]
+    (told,) = _summed(w.new_tensor([sum(each)]), applied, world).tolist()
+    return one.certificate(w, at.z, at.loss, told / at.n)
 
 
 def _summed(own: torch.Tensor, applied: Applied, world: World) -> torch.Tensor:

@@ -93,7 +93,7 @@ class Team:
         """What is certified of the model in the stage, if anything; all ranks call it together."""
         if not self.tasks or self.job.objective is None:
             return {}
-        found = linear.found(self.tasks, applied, world, self.gradients.start()).certificate
+        found = linear.certified(self.tasks, applied, world, self.gradients.start())
         told = {name: getattr(found, name) for name in self.job.objective.figures}
         return {name: value for name, value in told.items() if math.isfinite(value)}
 

@@ -29,7 +29,8 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
         reference: Run folder against which effectiveness is measured (with `target`).
         trackers: Where numbers go besides the log; each needs the extra of its name.
         partition: Whether a run of a linear model by several workers ends with a measure of how
-            good the partition of its rows is; it takes about as long as two rounds of pSCOPE.
+            good the partition of its rows is; it takes as long as two or three rounds of pSCOPE
+            with one pass each.
     """
 
     target: str | None = None
