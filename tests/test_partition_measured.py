@@ -134,6 +134,19 @@ def test_a_model_that_is_far_from_the_optimum_claims_nothing_of_the_optimum() ->
     exact = _exact(problem, CUTS["even"], near, 0.0) * (near @ near)
     first = _constants(problem, CUTS["even"], far)[0]
     assert first.constant * first.distance**2 <= exact
+    fall = problem.value(0 * near) - problem.value(near)
+    assert 1 <= first.promised <= 1 + exact / fall
+
+
+def test_short_of_the_optimum_claims_are_bounds_too() -> None:
+    problem = Problem(seed=6, sort=True)
+    best = problem.best
+    exact = _exact(problem, CUTS["even"], best, 0.0) * (best @ best)
+    fall = problem.value(0 * best) - problem.value(best)
+    for share in (0.9, 0.99, 0.999):
+        first = _constants(problem, CUTS["even"], share * best)[0]
+        assert first.constant * first.distance**2 <= exact
+        assert 1 <= first.promised <= 1 + exact / fall
 
 
 def test_a_model_of_zeros_has_no_anchors() -> None:

@@ -108,8 +108,8 @@ class Anchor(msgspec.Struct, frozen=True, kw_only=True):
     """How a partition of rows looks from an anchor a, `at` times the final model w.
 
     `constant` bounds l(a) / |a - w|^2 from below, and `distance` is |a - w|. `promised` is how far
-    workers' own problems together fall from a, at least, over how far the objective falls from
-    there to w: 1 where all see the same.
+    workers' own problems together fall from a over how far the objective can, at least: 1 where
+    all see the same.
     """
 
     at: float

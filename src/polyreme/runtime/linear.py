@@ -120,13 +120,13 @@ def anchors(
         )
         (all_sums,) = _summed(w.new_tensor([sums]), applied, world).tolist()
         low, high = all_sums / end.n, there.loss + one.penalty(anchor)
-        fall, distance = high - last.objective, (1 - at) * size
+        fall, distance = high - least, (1 - at) * size
         told.append(
             runlog.Anchor(
                 at=at,
                 distance=distance,
                 constant=max(0.0, least - low) / distance**2,
-                promised=(high - low) / fall if fall > 0 else None,
+                promised=max(1.0, (high - low) / fall) if fall > 0 else None,
             )
         )
     return tuple(told)
