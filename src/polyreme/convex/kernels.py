@@ -11,9 +11,14 @@ import math
 import numba
 import numpy as np
 
+from .ahead import NEAR, prefetch, records
 from .loss import bend, conjugate, slope, value
 
 _Array = np.ndarray
+# Weight and gradient side by side: to read one brings the other.
+_FEATURE = np.dtype([("w", "f8"), ("z", "f8")])
+_OFTEN = 4  # numbers of a feature, above which copies of w and z pay
+_AHEAD = 128
 
 
 @numba.njit(inline="always", cache=True, nogil=True)
@@ -27,13 +32,27 @@ def dot(indices: _Array, values: _Array, w: _Array, start: int, stop: int) -> fl
 
 
 @numba.njit(cache=True, nogil=True)
-def gradient(
-    code: int, gamma: float, indptr: _Array, indices: _Array, values: _Array, y: _Array, w: _Array
-) -> tuple[_Array, _Array, float]:
-    """Gradient [D] of the summed loss, each row's slope [N], the summed loss."""
-    z, slopes, total = np.zeros(w.shape[0]), np.empty(y.shape[0]), 0.0
+def added(
+    code: int,
+    gamma: float,
+    indptr: _Array,
+    indices: _Array,
+    values: _Array,
+    y: _Array,
+    w: _Array,
+    z: _Array,
+    n_ahead: int,
+) -> tuple[_Array, float]:
+    """Each row's slope [N], the summed loss; the gradient of it is added to z [D].
+
+    The weights that so many numbers later are read are asked for ahead, if it is above 0.
+    """
+    slopes, total, end = np.empty(y.shape[0]), 0.0, indptr[-1]
     for i in range(y.shape[0]):
         start, stop = indptr[i], indptr[i + 1]
+        if n_ahead > 0:
+            for at in range(start + n_ahead, min(stop + n_ahead, end)):
+                prefetch(w, np.uint32(indices[at]))
         p = dot(indices, values, w, start, stop)
         total += value(code, gamma, p, y[i])
         s = slope(code, gamma, p, y[i])
@@ -41,7 +60,27 @@ def gradient(
         if s != 0.0:
             for at in range(np.uint64(start), np.uint64(stop)):
                 z[np.uint32(indices[at])] += s * values[at]
-    return z, slopes, total
+    return slopes, total
+
+
+def gradient(
+    code: int,
+    gamma: float,
+    indptr: np.ndarray,
+    indices: np.ndarray,
+    values: np.ndarray,
+    y: np.ndarray,
+    w: np.ndarray,
+) -> tuple[np.ndarray, np.ndarray, float]:
+    """Gradient [D] of the summed loss, each row's slope [N], the summed loss."""
+    given = (code, gamma, indptr, indices, values, y)
+    if len(w) <= NEAR or indptr[-1] - indptr[0] < _OFTEN * len(w):
+        z = np.zeros(len(w))
+        return z, *added(*given, w, z, 0)
+    both = records(len(w), _FEATURE)
+    both["w"], both["z"] = w, 0.0
+    found = added(*given, both["w"], both["z"], _AHEAD)
+    return both["z"].copy(), *found
 
 
 @numba.njit(cache=True, nogil=True)

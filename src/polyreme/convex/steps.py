@@ -15,26 +15,32 @@ skipped steps); there for l1 with l2, as here.
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numba
 import numpy as np
 
+from .ahead import NEAR, prefetch, records
 from .loss import slope
 from .problem import Penalty
 from .shard import Shard
 
 _Array = np.ndarray
+# What a step reads and writes of a feature, in half a cache line: `d` is its step with no row's
+# change, `last` the number of steps that `u` and `sum` are after.
+FEATURE = np.dtype([("u", "f8"), ("d", "f8"), ("last", "i8"), ("sum", "f8")])
+RUNG = np.dtype([("power", "f8"), ("first", "f8"), ("second", "f8")])  # see `powers`
+_AHEAD = 4  # steps, of which later ones' memory is asked for
+_LONG = 256  # numbers of a row that are asked for
+_BITS = 10  # of the steps whose powers lie one by one
 _SERIES = 0.05  # below this times the steps, sums of powers are taken from their series
 
 
 @numba.njit(inline="always", cache=True, nogil=True)
 def soft(u: float, tau: float) -> float:
     """The nearest to u of what is within tau of 0, taken away."""
-    if u > tau:
-        return u - tau
-    if u < -tau:
-        return u + tau
-    return 0.0
+    # No branch: which way it would go cannot be foretold.
+    return math.copysign(max(abs(u) - tau, 0.0), u)
 
 
 @numba.njit(cache=True, nogil=True)
@@ -61,56 +67,120 @@ def powers(m: int, q: float) -> tuple[float, float, float]:
 
 
 @numba.njit(cache=True, nogil=True)
-def skipped(u: float, m: int, q: float, d: float, tau: float) -> tuple[float, float]:
-    """What u is after m times u <- soft((1 - q) u - d, tau), and the sum of it after each."""
-    total = 0.0
-    if m <= 0:
-        return u, total
-    if u != 0.0:
-        # Seen from the side where u is above 0, it goes down by e at each step, for as long as it
-        # is there; then it may rest at 0, or go on below.
-        side = 1.0 if u > 0.0 else -1.0
-        high, e = side * u, side * d + tau
-        stays = m
-        if e > 0.0:
-            if q > 0.0:
-                log = math.log1p(-q) if q < 1.0 else -math.inf
-                reach = math.log1p(high * q / e) / -log
-            else:
-                reach = high / e
-            if reach < m + 2.0:
-                stays = max(0, min(m, math.ceil(reach) - 1))
-        power, first, second = powers(stays, q)
-        at = power * high - e * first
-        if at < 0.0:  # rounding: it is there a step later at the most
-            at = 0.0
-        total = side * (high * (1.0 - q) * first - e * second)
-        if stays == m:
-            return side * at, total
-        u = soft((1.0 - q) * side * at - d, tau)
-        total += u
-        m -= stays + 1
-        if u != 0.0 and m > 0 and u * side > 0.0:  # rounding: a step more was on this side
-            u = soft((1.0 - q) * u - d, tau)
-            total += u
-            m -= 1
-        if m == 0:
-            return u, total
-        if u != 0.0:
-            side = -side
-            power, first, second = powers(m, q)
-            high, e = side * u, side * d + tau
-            at = power * high - e * first
-            return side * at, total + side * (high * (1.0 - q) * first - e * second)
-    if abs(d) <= tau:
-        return 0.0, total
-    e = d - tau if d > 0.0 else d + tau
-    _, first, second = powers(m, q)
-    return -e * first, total - e * second
+def ladder(n: int, q: float) -> tuple[_Array, int]:
+    """`powers` of 0 to k - 1 steps, then of 0, k, 2k, ... to n; and the bits of k, a power of 2.
+
+    Those of any number of steps come of two readings, without a logarithm.
+    """
+    bits = 0
+    while bits < _BITS and 1 << 2 * bits < n:
+        bits += 1
+    k = 1 << bits
+    rungs = np.empty(k + (n >> bits) + 1, RUNG)
+    for at in range(rungs.shape[0]):
+        own = rungs[at]
+        own.power, own.first, own.second = powers(at if at < k else (at - k) << bits, q)
+    return rungs, bits
+
+
+@numba.njit(inline="always", cache=True, nogil=True)
+def climbed(rungs: _Array, bits: int, m: int) -> tuple[float, float, float]:
+    """`powers` of m steps, from a ladder."""
+    low, k = m & ((1 << bits) - 1), 1 << bits
+    few, many = rungs[np.uint64(low)], rungs[np.uint64(k + (m >> bits))]
+    power, first = few.power * many.power, few.first + few.power * many.first
+    second = few.second + (m - low) * few.first + few.power * many.second
+    return power, first, second
 
 
 @numba.njit(cache=True, nogil=True)
-def lazy(
+def crossed(
+    u: float, m: int, q: float, d: float, tau: float, rungs: _Array, bits: int
+) -> tuple[float, float]:
+    """As `recovered`, of a u that comes to 0 or beyond."""
+    side = 1.0 if u > 0.0 else -1.0
+    high, e = side * u, side * d + tau
+    if q > 0.0:
+        log = math.log1p(-q) if q < 1.0 else -math.inf
+        reach = math.log1p(high * q / e) / -log
+    else:
+        reach = high / e
+    stays = max(0, math.ceil(min(reach, float(m))) - 1)
+    power, first, second = climbed(rungs, bits, stays)
+    at = max(0.0, power * high - e * first)  # rounding: it is there a step later at the most
+    total = side * (high * (1.0 - q) * first - e * second)
+    u = soft((1.0 - q) * side * at - d, tau)
+    total += u
+    m -= stays + 1
+    if u * side > 0.0 and m > 0:  # rounding: a step more was on this side
+        u = soft((1.0 - q) * u - d, tau)
+        total += u
+        m -= 1
+    if abs(d) <= tau:
+        return 0.0 if m else u, total
+    power, first, second = climbed(rungs, bits, m)
+    e = d - tau if d > 0.0 else d + tau
+    return power * u - e * first, total + u * (1.0 - q) * first - e * second
+
+
+@numba.njit(inline="always", cache=True, nogil=True)
+def recovered(
+    u: float, m: int, q: float, d: float, tau: float, rungs: _Array, bits: int, mean: bool
+) -> tuple[float, float]:
+    """What u is after m times u <- soft((1 - q) u - d, tau); if `mean`, the sum of it after each.
+
+    Seen from the side where u is above 0, or goes to from 0, it goes down by e at each step.
+    """
+    side = math.copysign(1.0, u if u != 0.0 else -d)
+    high, e = abs(u), side * d + tau
+    power, first, second = climbed(rungs, bits, m)
+    at = power * high - e * first
+    # What comes to 0 and rests there is 0, whenever that was.
+    if (high > 0.0) & (e > 0.0) & (at <= 0.0) & (mean | (abs(d) > tau)):
+        return crossed(u, m, q, d, tau, rungs, bits)
+    moves = mean and (high > 0.0 or at > 0.0)
+    total = high * (1.0 - q) * first - e * second if moves else 0.0
+    return side * max(at, 0.0), side * total
+
+
+@numba.njit(cache=True, nogil=True)
+def skipped(u: float, m: int, q: float, d: float, tau: float) -> tuple[float, float]:
+    """See `recovered`."""
+    rungs, bits = ladder(m, q)
+    return recovered(u, m, q, d, tau, rungs, bits, True)
+
+
+@numba.njit(inline="always", cache=True, nogil=True)
+def ask(
+    indptr: _Array,
+    indices: _Array,
+    values: _Array,
+    y: _Array,
+    slopes: _Array,
+    features: _Array,
+    order: _Array,
+    step: int,
+) -> None:
+    """Have what later steps read on its way: first where a row is, then the row, then features."""
+    n = order.shape[0]
+    if step + 3 * _AHEAD < n:
+        i = order[step + 3 * _AHEAD]
+        prefetch(indptr, i)
+        prefetch(y, i)
+        prefetch(slopes, i)
+    if step + 2 * _AHEAD < n:
+        i = order[step + 2 * _AHEAD]
+        for at in range(indptr[i], min(indptr[i + 1], indptr[i] + _LONG), 8):
+            prefetch(indices, at)
+            prefetch(values, at)
+    if step + _AHEAD < n:
+        i = order[step + _AHEAD]
+        for at in range(indptr[i], min(indptr[i + 1], indptr[i] + _LONG)):
+            prefetch(features, np.uint32(indices[at]))
+
+
+@numba.njit(cache=True, nogil=True)
+def stepped(
     code: int,
     gamma: float,
     indptr: _Array,
@@ -126,41 +196,61 @@ def lazy(
     l1: float,
     l2: float,
     mean: bool,
+    features: _Array,
 ) -> _Array:
+    """See `lazy`; `features` [D] are to work in."""
+    n, n_steps = start.shape[0], order.shape[0]
+    scale = 1.0 / (1.0 + eta * l2)
+    q, tau, r = (eta * mu + eta * l2) * scale, eta * l1 * scale, eta * scale
+    rungs, bits = ladder(n_steps, q)
+    for j in range(n):
+        own = features[j]
+        own.u, own.d, own.last, own.sum = start[j], r * b[j], 0, 0.0
+    for step in range(n_steps):
+        if n > NEAR:
+            ask(indptr, indices, values, y, slopes, features, order, step)
+        i = order[step]
+        first, stop = np.uint64(indptr[i]), np.uint64(indptr[i + 1])
+        p = 0.0
+        for at in range(first, stop):
+            own = features[np.uint32(indices[at])]
+            own.u, gone = recovered(own.u, step - own.last, q, own.d, tau, rungs, bits, mean)
+            if mean:
+                own.sum += gone
+            p += values[at] * own.u
+        change = r * (slope(code, gamma, p, y[i]) - slopes[i])
+        for at in range(first, stop):
+            own = features[np.uint32(indices[at])]
+            own.u = soft((1.0 - q) * own.u - (own.d + change * values[at]), tau)
+            own.last = step + 1
+            if mean:
+                own.sum += own.u
+    found = np.empty(n)
+    for j in range(n):
+        own = features[j]
+        u, gone = recovered(own.u, n_steps - own.last, q, own.d, tau, rungs, bits, mean)
+        found[j] = (own.sum + gone) / max(1, n_steps) if mean else u
+    return found
+
+
+def lazy(
+    code: int,
+    gamma: float,
+    indptr: np.ndarray,
+    indices: np.ndarray,
+    values: np.ndarray,
+    y: np.ndarray,
+    start: np.ndarray,
+    *rest: Any,
+) -> np.ndarray:
     """The model [D] after steps on the rows of `order`, or the mean of what it was after each.
 
     `slopes` [N] are of each row at the anchor w.
     """
-    u, n_steps = start.copy(), order.shape[0]
-    last = np.zeros(u.shape[0], np.int64)
-    sums = np.zeros(u.shape[0] if mean else 0)
-    scale = 1.0 / (1.0 + eta * l2)
-    q, tau, r = (eta * mu + eta * l2) * scale, eta * l1 * scale, eta * scale
-    for step in range(n_steps):
-        i = order[step]
-        first, stop = indptr[i], indptr[i + 1]
-        p = 0.0
-        for at in range(first, stop):
-            j = indices[at]
-            if last[j] < step:
-                u[j], gone = skipped(u[j], step - last[j], q, r * b[j], tau)
-                if mean:
-                    sums[j] += gone
-                last[j] = step
-            p += values[at] * u[j]
-        change = slope(code, gamma, p, y[i]) - slopes[i]
-        for at in range(first, stop):
-            j = indices[at]
-            u[j] = soft((1.0 - q) * u[j] - r * (b[j] + change * values[at]), tau)
-            last[j] = step + 1
-            if mean:
-                sums[j] += u[j]
-    for j in range(u.shape[0]):
-        if last[j] < n_steps:
-            u[j], gone = skipped(u[j], n_steps - last[j], q, r * b[j], tau)
-            if mean:
-                sums[j] += gone
-    return sums / max(1, n_steps) if mean else u
+    features = records(len(start), FEATURE)
+    given: tuple[Any, ...] = (code, gamma, indptr, indices, values, y, start, *rest, features)
+    found: np.ndarray = stepped(*given)
+    return found
 
 
 @numba.njit(cache=True, nogil=True)
