@@ -124,10 +124,10 @@ def crossed(
 
 
 @numba.njit(inline="always", cache=True, nogil=True)
-def recovered(
+def stayed(
     u: float, m: int, q: float, d: float, tau: float, rungs: _Array, bits: int, mean: bool
-) -> tuple[float, float]:
-    """What u is after m times u <- soft((1 - q) u - d, tau); if `mean`, the sum of it after each.
+) -> tuple[float, float, bool]:
+    """As `recovered`; if the last is True, u crosses 0 and `crossed` is to be asked.
 
     Seen from the side where u is above 0, or goes to from 0, it goes down by e at each step.
     """
@@ -136,11 +136,21 @@ def recovered(
     power, first, second = climbed(rungs, bits, m)
     at = power * high - e * first
     # What comes to 0 and rests there is 0, whenever that was.
-    if (high > 0.0) & (e > 0.0) & (at <= 0.0) & (mean | (abs(d) > tau)):
-        return crossed(u, m, q, d, tau, rungs, bits)
+    beyond = (high > 0.0) & (e > 0.0) & (at <= 0.0) & (mean | (abs(d) > tau))
     moves = mean and (high > 0.0 or at > 0.0)
     total = high * (1.0 - q) * first - e * second if moves else 0.0
-    return side * max(at, 0.0), side * total
+    return side * max(at, 0.0), side * total, beyond
+
+
+@numba.njit(cache=True, nogil=True)
+def recovered(
+    u: float, m: int, q: float, d: float, tau: float, rungs: _Array, bits: int, mean: bool
+) -> tuple[float, float]:
+    """What u is after m times u <- soft((1 - q) u - d, tau); if `mean`, the sum of it after each."""
+    after, total, beyond = stayed(u, m, q, d, tau, rungs, bits, mean)
+    if beyond:
+        return crossed(u, m, q, d, tau, rungs, bits)
+    return after, total
 
 
 @numba.njit(cache=True, nogil=True)
@@ -211,13 +221,27 @@ def stepped(
             ask(indptr, indices, values, y, slopes, features, order, step)
         i = order[step]
         first, stop = np.uint64(indptr[i]), np.uint64(indptr[i + 1])
-        p = 0.0
+        p, n_beyond = 0.0, 0
         for at in range(first, stop):
             own = features[np.uint32(indices[at])]
-            own.u, gone = recovered(own.u, step - own.last, q, own.d, tau, rungs, bits, mean)
-            if mean:
-                own.sum += gone
-            p += values[at] * own.u
+            m = step - own.last
+            u, gone, beyond = stayed(own.u, m, q, own.d, tau, rungs, bits, mean)
+            if not beyond:
+                own.u, own.last = u, step
+                if mean:
+                    own.sum += gone
+            n_beyond += beyond
+            p += values[at] * u
+        if n_beyond:  # apart, as the loop above is twice as fast without
+            p = 0.0
+            for at in range(first, stop):
+                own = features[np.uint32(indices[at])]
+                if own.last < step:
+                    own.u, gone = crossed(own.u, step - own.last, q, own.d, tau, rungs, bits)
+                    own.last = step
+                    if mean:
+                        own.sum += gone
+                p += values[at] * own.u
         change = r * (slope(code, gamma, p, y[i]) - slopes[i])
         for at in range(first, stop):
             own = features[np.uint32(indices[at])]
