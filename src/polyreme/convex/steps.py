@@ -146,7 +146,7 @@ def stayed(
 def recovered(
     u: float, m: int, q: float, d: float, tau: float, rungs: _Array, bits: int, mean: bool
 ) -> tuple[float, float]:
-    """What u is after m times u <- soft((1 - q) u - d, tau); if `mean`, the sum of it after each."""
+    """U after m times u <- soft((1 - q) u - d, tau), and if `mean` the sum of it after each."""
     after, total, beyond = stayed(u, m, q, d, tau, rungs, bits, mean)
     if beyond:
         return crossed(u, m, q, d, tau, rungs, bits)
