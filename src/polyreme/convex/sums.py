@@ -39,6 +39,20 @@ class Objective(Protocol):
 class Unbounded:
     """What a task answers of an objective whose optimum nothing bounds."""
 
+    @property
+    def shrinks(self) -> bool:
+        """There are no dual points."""
+        return False
+
+    @property
+    def number(self) -> int:
+        """Of no use."""
+        return 0
+
+    def mixtures(self, w: torch.Tensor, z: torch.Tensor, earlier: torch.Tensor) -> torch.Tensor:
+        """Of no use."""
+        return z.new_zeros(0, 1 + len(earlier))
+
     def conjugates(self, slopes: torch.Tensor, c: float) -> float:
         """Of no use."""
         return 0.0
