@@ -50,6 +50,10 @@ class SumGradients(Gradients):
     def __init__(
         self, applied: Applied, feeds: Mapping[int, Feed], *, seed: int, samples: Samples
     ) -> None:
+        for slot in applied.buffers:
+            value = samples.constants.get(slot.name.rpartition(".")[2])
+            if value is not None:
+                slot.tensor.copy_(torch.from_numpy(value))
         super().__init__(applied, feeds, seed=seed)
         self._samples = samples
         self.maps = False
