@@ -103,7 +103,7 @@ def anchors(
     world: World,
     w: torch.Tensor,
     seed: int,
-    lower: Mapping[int, float],
+    lower: Mapping[int, float] | None = None,
 ) -> tuple[runlog.Anchor, ...]:
     """How good the partition of the samples is, seen from anchors; all call it together.
 
@@ -114,7 +114,7 @@ def anchors(
     Differs: workers count by their samples, so that the bound holds where they have unlike many.
     """
     size, end = float(w.norm()), _at(own, applied, world, w)
-    last = _certified(own, applied, world, w, end, lower)
+    last = _certified(own, applied, world, w, end, lower or {})
     least = last.objective - max(0.0, last.gap)
     if not (size and math.isfinite(least)):
         return ()
