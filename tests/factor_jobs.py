@@ -61,13 +61,20 @@ class FactorCase:
 
     @staticmethod
     def pca(
-        data: Any, *, k: int, sync: SyncKind, n: int, steps: int, lr: float = 0.1
+        data: Any,
+        *,
+        k: int,
+        sync: SyncKind,
+        n: int,
+        steps: int,
+        lr: float = 0.1,
+        center: bool = False,
     ) -> FactorCase:
         """Leading directions of the data's features."""
         return FactorCase(
-            model=PCA(components=k),
+            model=PCA(components=k, center=center),
             data=data,
-            objective=Components(components=k),
+            objective=Components(components=k, center=center),
             algorithm=DataParallel(rule=SGD(lr=lr), sync=sync),
             n=n,
             steps=steps,

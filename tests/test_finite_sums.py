@@ -212,6 +212,28 @@ def test_pscope_goes_down_in_a_line() -> None:
     assert np.corrcoef(np.arange(len(logs)), logs)[0, 1] ** 2 > 0.9
 
 
+@pytest.mark.parametrize(
+    ("sync", "penalty"),
+    [
+        (PSCOPE(), Penalty(l1=1e-3, l2=1e-3)),
+        (SCOPE(), Penalty(l2=1e-3)),
+        (DSVRG(), Penalty(l1=1e-3, l2=1e-3)),
+        (DANE(), Penalty(l1=1e-3, l2=1e-3)),
+        (CoCoA(), Penalty(l1=1e-3, l2=2e-2)),
+    ],
+    ids=lambda each: type(each).__name__,
+)
+def test_the_last_rounds_gain_as_many_digits_as_the_first(sync: Any, penalty: Penalty) -> None:
+    problem = Problem(Objective(penalty=penalty), n=3000, n_features=60)
+    run = Run(sync, problem.team(4))
+    assert run.until(lambda _: run.records[-1].gap < 1e-11, 60) > 0
+    logs = np.log([record.gap for record in run.records])
+    assert np.corrcoef(np.arange(len(logs)), logs)[0, 1] ** 2 > 0.95
+    middle = len(logs) // 2
+    first, last = (logs[0] - logs[middle]) / middle, (logs[middle] - logs[-1]) / middle
+    assert last > first / 2
+
+
 def test_dsvrg_lets_one_worker_after_another_walk() -> None:
     walked: list[int] = []
 

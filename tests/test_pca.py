@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import sklearn.decomposition
 import torch
 from sklearn.datasets import load_digits
 
@@ -19,7 +20,8 @@ from polyreme.algo.sync import PSCOPE, SCOPE, SSP, EveryStep, Sync
 from polyreme.algo.sync.kind import SyncKind
 from polyreme.algo.sync.scope import Anchored
 from polyreme.algo.task import Steps
-from polyreme.convex.pca_task import RowSamples, RowTask
+from polyreme.api.linear_of import objective_of
+from polyreme.convex.pca_task import Components, RowSamples, RowTask
 from polyreme.data.options import Arrays, Svmlight
 from polyreme.data.rows import Rows
 from polyreme.errors import ConfigError
@@ -265,6 +267,115 @@ def test_syncs_that_ask_for_convex_sums_are_refused(kind: type[SyncKind]) -> Non
     with pytest.raises(ConfigError) as caught:
         spec.parse(document, trusted=["data"])
     assert [each.path for each in caught.value.violations] == ["data_parallel.sync.kind"]
+
+
+# Centred rows
+
+
+@pytest.mark.parametrize("k", [1, 3, 12])
+@pytest.mark.parametrize(
+    ("eta", "mu", "mean", "n"),
+    [(0.01, 0, False, 1200), (0.1, 0, False, 300), (0.02, 0, True, 100), (0.02, 0.5, False, 700)],
+)
+def test_steps_on_stored_numbers_are_those_on_rows_less_their_mean(
+    k: int, eta: float, mu: float, mean: bool, n: int
+) -> None:
+    x = _rows(7) + (np.arange(12) < 4) * 2.0
+    centre = x.mean(0)
+    anchor, start = _orthonormal(1, 12, k), _orthonormal(2, 12, k)
+    task = RowTask(components=k, rows=Rows.of(x), batch=8, centre=centre)
+    here, dense = task.at(_flat(anchor)), _task(x - centre, k).at(_flat(anchor))
+    torch.testing.assert_close(here.gradient, dense.gradient, rtol=1e-12, atol=1e-12)
+    assert here.loss == pytest.approx(dense.loss, rel=1e-12)
+    b = here.gradient / len(x)
+    pull = {"b": b, "slopes": b[:0], "eta": eta, "mu": mu, "mean": mean, "n": n, "seed": (3,)}
+    asked = Steps(start=_flat(start), anchor=_flat(anchor), **pull)
+    found = task.steps(asked).numpy().reshape(12, k)
+    np.testing.assert_allclose(found, _dense(x - centre, asked, k), rtol=0, atol=1e-9)
+    assert task._longest() == pytest.approx(((x - centre) ** 2).sum(1).max(), rel=1e-12)
+
+
+@pytest.fixture
+def shifted(tmp_path: Path) -> Path:
+    """Rows whose mean is longer than any of their deviations."""
+    x, _ = load_digits(return_X_y=True)
+    path = tmp_path / "shifted.npz"
+    x = x[:900, 8:40] / 16 + 1.5
+    np.savez(path, x_train=x, y_train=np.zeros(len(x), int))
+    return path
+
+
+@pytest.mark.parametrize("n", [1, 4])
+def test_directions_are_those_of_sklearn_on_dense_rows(shifted: Path, n: int) -> None:
+    data = Arrays(path=str(shifted), heldout=0)
+    source = data.open(None, 0)
+    x = source.train(np.arange(source.n_train))["features"].double().numpy()
+    for center in (True, False):
+        case = FactorCase.pca(data, k=3, sync=PSCOPE(), n=n, steps=40, center=center)
+        w = virtually(case)["pca.weight"].numpy()
+        want = (
+            sklearn.decomposition.PCA(3, svd_solver="full").fit(x).components_
+            if center
+            else np.linalg.svd(x, full_matrices=False)[2][:3]
+        )
+        assert _sine(w, want.T) < 1e-7
+        least = ((x - center * x.mean(0)) @ w) ** 2
+        assert solved(case)["objective"] == pytest.approx(-least.sum() / 2 / len(x), rel=1e-10)
+
+
+def test_directions_are_those_of_sklearn_on_sparse_rows_which_stay_sparse(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rng = np.random.default_rng(0)
+    x = (rng.random((400, 50)) < 0.1) * rng.uniform(0.5, 3, (400, 50)) * np.linspace(3, 0.2, 50)
+    lines = [
+        "1 " + " ".join(f"{j + 1}:{value!r}" for j, value in enumerate(row.tolist()) if value)
+        for row in x
+    ]
+    (tmp_path / "rows.svm").write_text("\n".join(lines))
+    monkeypatch.setattr(Rows, "dense", None)
+    data = Svmlight(path=str(tmp_path / "rows.svm"), n_features=50, heldout=0, sparse=True)
+    case = FactorCase.pca(data, k=2, sync=PSCOPE(), n=3, steps=80, center=True)
+    want = sklearn.decomposition.PCA(2, svd_solver="full").fit(x).components_
+    assert _sine(virtually(case)["pca.weight"].numpy(), want.T) < 1e-6
+
+
+def test_held_out_rows_are_less_the_mean_of_training_rows(shifted: Path) -> None:
+    data = Arrays(path=str(shifted), heldout=0.2)
+    case = FactorCase.pca(data, k=2, sync=PSCOPE(), n=2, steps=30, center=True)
+    source = data.open(None, 0)
+    x = source.train(np.arange(source.n_train))["features"].flatten(1).double().numpy()
+    held = source.heldout(np.arange(source.n_heldout))["features"].flatten(1).double().numpy()
+    found, model = solved(case), sklearn.decomposition.PCA(2, svd_solver="full").fit(x)
+    assert len(held) > 100
+    want = -(model.transform(held) ** 2).sum() / 2 / len(held)
+    assert found["heldout_loss"] == pytest.approx(want, rel=1e-6)
+
+
+@pytest.mark.slice(1)
+@pytest.mark.parametrize("sync", [PSCOPE(), EveryStep()])
+def test_centred_rows_give_the_same_bits_on_both_clocks(
+    shifted: Path, pool: Any, sync: SyncKind
+) -> None:
+    data = Arrays(path=str(shifted), heldout=0)
+    case = FactorCase.pca(data, k=3, sync=sync, n=2, steps=4, center=True)
+    want = virtually(case)
+    got, _, _ = pool(2).run(in_processes, case)[0]
+    assert got.keys() == want.keys()
+    assert all(torch.equal(got[name], want[name]) for name in want)
+    first = virtually(FactorCase.still(case))["pca.weight"].numpy()
+    least = _leading(_read(shifted) - _read(shifted).mean(0), 3)[1]
+    assert _sine(want["pca.weight"].numpy(), least) < _sine(first, least)
+
+
+def test_rows_are_centred_unless_a_spec_says_otherwise() -> None:
+    for center, document in ((True, {}), (False, {"center": False})):
+        model = {"kind": "pca", "components": 2, **document}
+        data = {"kind": "arrays", "path": "x.npz"}
+        parsed = spec.parse({"model": model, "data": data, "train": {"steps": 2}}, trusted=["data"])
+        found = objective_of(parsed)
+        assert isinstance(found, Components)
+        assert found.center is center
 
 
 @pytest.mark.long

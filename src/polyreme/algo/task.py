@@ -98,6 +98,20 @@ class Sum(Protocol):
     def l2(self) -> float:
         """R's weight of |w|^2 / 2."""
 
+    @property
+    def shrinks(self) -> bool:
+        """Whether slopes may be no dual point, but mixtures of them can be."""
+
+    @property
+    def number(self) -> int:
+        """The same for the same samples, loss and penalty, and hardly for others."""
+
+    def mixtures(self, w: torch.Tensor, z: torch.Tensor, earlier: torch.Tensor) -> torch.Tensor:
+        """Dual points: weights [M, 1 + K] of slopes at w and at K earlier models.
+
+        z [D] and `earlier` [K, D] are the mean loss's gradients there.
+        """
+
     def batches(self, n_samples: int) -> float:
         """How many of the worker's batches so many samples are."""
 

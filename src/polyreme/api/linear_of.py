@@ -25,7 +25,7 @@ def objective_of(spec: Spec) -> Objective | None:
         case MatrixFactorization() as model:
             return Factorization(rank=model.rank, l2=model.l2)
         case PCA() as model:
-            return Components(components=model.components)
+            return Components(components=model.components, center=model.center)
         case _:
             return None
 

@@ -47,6 +47,11 @@ class FactorSamples:
     objective: Factorization
     block: Block
 
+    @property
+    def constants(self) -> dict[str, np.ndarray]:
+        """None."""
+        return {}
+
     def task(self, which: np.ndarray, batch: int) -> FactorTask:
         """Of these pairs."""
         return FactorTask(objective=self.objective, block=self.block.take(which), batch=batch)

@@ -15,6 +15,7 @@ import numpy as np
 
 from ..data.rows import Rows
 from . import conjugate, descent, passes, quadratic
+from .below import Below
 from .problem import Certificate, Penalty, certificate
 from .shard import Shard
 
@@ -28,12 +29,16 @@ _BLOCK = 4096  # rows that are filled with their zeros at once
 
 @dataclass(frozen=True, kw_only=True)
 class Solved:
-    """A model [D], its predictions [N], how good it is, and in how many Newton steps."""
+    """A model [D], its predictions [N], how good it is, and in how many Newton steps.
+
+    `slopes` [N] are the dual point of its certificate.
+    """
 
     w: np.ndarray
     p: np.ndarray
     certificate: Certificate
     rounds: int
+    slopes: np.ndarray | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,17 +51,16 @@ class Here:
     certificate: Certificate
 
 
-def here(shard: Shard, w: np.ndarray, p: np.ndarray, mu: float, tol: float) -> Here:
-    """Slopes, curves and the certificate, whose gap is a lower bound while that is above `tol`."""
+def here(shard: Shard, w: np.ndarray, p: np.ndarray, mu: float) -> Here:
+    """Slopes, curves and the certificate of the slopes."""
     n, objective, penalty = len(shard), shard.objective, shard.objective.penalty
     slopes, curves = np.empty(n), np.empty(n)
     total, along = passes.point(objective.code, objective.gamma, p, shard.y, mu, slopes, curves)
     z = passes.spread(*_parts(shard.rows), slopes, len(w)) / n
-    # A conjugate at a slope is p slope - loss; at c of it, at least that and (c - 1) p slope.
     c = penalty.shrink(z)
-    found = certificate(objective, w, z, total / n, (c * along - total) / n)
-    if c < 1.0 and found.gap <= tol:
-        found = certificate(objective, w, z, total / n, shard.conjugates(slopes, c) / n)
+    # A conjugate at a slope is p slope - loss.
+    conjugates = along - total if c == 1.0 else shard.conjugates(slopes, c)
+    found = certificate(objective, w, z, total / n, conjugates / n)
     return Here(slopes=slopes, curves=curves, z=z, certificate=found)
 
 
@@ -75,11 +79,16 @@ def newton(shard: Shard, w: np.ndarray, p: np.ndarray, *, tol: float, max_rounds
     least = 1e-6 if objective.loss in ("hinge", "squared_hinge") else 0.0
     mu = least if objective.loss != "hinge" else 0.05 if w.any() else 1.0
     rest, exact, best = 0, 0.01, math.inf
-    rounds = 0
+    rounds, below = 0, Below()
+    promised: np.ndarray | None = None
     while True:
-        at = here(shard, w, p, mu, tol)
-        if done(penalty, at.certificate, tol) or rounds >= max_rounds or rest == 2:
-            return Solved(w=w, p=p, certificate=at.certificate, rounds=rounds)
+        at = here(shard, w, p, mu)
+        below = below.after(at.certificate, at.slopes)
+        if sparse and not penalty.l2 and not done(penalty, below.of(at.certificate), tol):
+            below = below.beside(shard, promised)
+        told = below.of(at.certificate)
+        if done(penalty, told, tol) or rounds >= max_rounds or rest == 2:
+            return Solved(w=w, p=p, certificate=told, rounds=rounds, slopes=below.slopes)
         rounds += 1
         curves = at.curves / n
         if by_feature is not None:
@@ -90,6 +99,8 @@ def newton(shard: Shard, w: np.ndarray, p: np.ndarray, *, tol: float, max_rounds
             else:
                 u = w + conjugate.step(shard.rows, curves, at.z + penalty.l2 * w, penalty.l2)
             q = passes.predictions(*rows, u - w)
+        # The parabola's own slopes at its minimum are inside of the penalty, or nearly so.
+        promised = at.slopes + at.curves * q
         slope = float(at.z @ (u - w)) + penalty.value(u) - penalty.value(w)
         length = _length(shard, w, p, u, q, slope, at.certificate.objective)
         if length == 1.0:
@@ -102,8 +113,8 @@ def newton(shard: Shard, w: np.ndarray, p: np.ndarray, *, tol: float, max_rounds
         exact = min(0.01, max(1e-12, share / 100))
         # Below what rounding leaves of the objective, steps only sharpen the certificate.
         still = share <= 1e-15 or length == 0.0
-        better = at.certificate.gap < best / 2
-        best = min(best, at.certificate.gap)
+        better = told.gap < best / 2
+        best = min(best, told.gap)
         rest = rest + 1 if still and not better else 0
 
 
@@ -169,7 +180,9 @@ def solve(
     p = passes.predictions(*_parts(shard.rows), found.w)
     if shard is given and np.abs(p - found.p).max() <= 1e-13 * (1.0 + np.abs(p).max()):
         return found
-    return replace(found, p=p, certificate=given.certificate(found.w))
+    # Bounds from below are of slopes alone, whatever model these were taken at.
+    kept = Below().after(found.certificate, found.p)
+    return replace(found, p=p, certificate=kept.of(given.certificate(found.w)))
 
 
 def _minimum(shard: Shard, w: np.ndarray, tol: float, max_rounds: int) -> Solved:
@@ -207,11 +220,16 @@ def _widening(shard: Shard, w: np.ndarray, p: np.ndarray, tol: float, max_rounds
     """
     penalty, rounds = shard.objective.penalty, 0
     rows, rest, before = shard.rows, 0, math.inf
+    below, own = Below(), None
     while True:
-        at = here(shard, w, p, 0.0, tol)
-        gap = at.certificate.gap
-        if done(penalty, at.certificate, tol) or rounds >= max_rounds or rest == 3:
-            return Solved(w=w, p=p, certificate=at.certificate, rounds=rounds)
+        at = here(shard, w, p, 0.0)
+        below = below.after(at.certificate, at.slopes)
+        if not done(penalty, below.of(at.certificate), tol):
+            below = below.beside(shard, own)
+        told = below.of(at.certificate)
+        gap = told.gap
+        if done(penalty, told, tol) or rounds >= max_rounds or rest == 3:
+            return Solved(w=w, p=p, certificate=told, rounds=rounds, slopes=below.slopes)
         chosen = _chosen(penalty, w, at.z)
         place = np.full(len(w), -1, np.int32)
         place[chosen] = np.arange(len(chosen), dtype=np.int32)
@@ -227,7 +245,7 @@ def _widening(shard: Shard, w: np.ndarray, p: np.ndarray, tol: float, max_rounds
         )
         w = w.copy()
         w[chosen] = found.w
-        p, rounds = found.p, rounds + max(1, found.rounds)
+        p, rounds, own = found.p, rounds + max(1, found.rounds), found.slopes
         rest = rest + 1 if gap >= 0.999 * before else 0
         before = min(before, gap)
 

@@ -4,8 +4,9 @@ P(W) = -1/(2n) sum_i |W^T x_i|^2 with W^T W = I, for W [D, K]. A step on row x m
 
     W <- (W + eta (x (x^T W - x^T A B) + C B)) N,    C = 1/n sum_i x_i x_i^T A,
 
-with A the anchor, B the rotation that brings A nearest to W, and N what makes columns orthonormal
-again. W is held as Y T + b S, with b = -C: a step changes a few rows of Y, and T and S [K, K]. The
+where x is a row less the mean m of all, or m is 0. A is the anchor, B the rotation that brings A
+nearest to W, and N what makes columns orthonormal again. W is held as Y T + b S, with b = [-C, m]:
+a step changes the few rows of Y that a row has numbers of, and T [K, K] and S [K + 1, K]. The
 products W^T W, W^T A and W^T b that B and N are of follow by recurrence. Now and then W is made
 whole, and they are found anew.
 
@@ -93,7 +94,9 @@ def _whole(y: _Array, t: _Array, b: _Array, s: _Array) -> None:
         for j in range(k):
             row[j] = 0.0
             for i in range(k):
-                row[j] += y[at, i] * t[i, j] + b[at, i] * s[i, j]
+                row[j] += y[at, i] * t[i, j]
+            for i in range(b.shape[1]):
+                row[j] += b[at, i] * s[i, j]
         for j in range(k):
             y[at, j] = row[j]
 
@@ -105,7 +108,8 @@ def walked(
     values: _Array,
     start: _Array,
     anchor: _Array,
-    b: _Array,
+    against: _Array,
+    centre: _Array,
     order: _Array,
     eta: float,
     mu: float,
@@ -113,12 +117,20 @@ def walked(
 ) -> tuple[_Array, bool]:
     """W [D, K] after steps on the rows of `order`, or the mean of all, turned to the anchor.
 
-    `b` [D, K] is what each step goes against beside the row's own: -C, and what else pulls; `mu`
-    pulls to 0. A mean takes D K^2 for each step. False where columns became dependent.
+    `against` [D, K] is what each step goes against beside the row's own: -C, and what else pulls;
+    `centre` [D] is what rows are less, or empty; `mu` pulls to 0. A mean takes D K^2 for each step.
+    False where columns became dependent.
     """
     k, eye, nothing = start.shape[1], np.eye(start.shape[1]), np.zeros_like(anchor[:0])
+    centred = centre.shape[0] > 0
+    wide = k + 1 if centred else k
+    b = np.zeros((start.shape[0], wide))
+    b[:, :k] = against
+    if centred:
+        b[:, k] = centre
+    gone = np.zeros((wide, k))
     y, scale = start.copy(), 1.0 - eta * mu
-    t, t_inverse, s = eye.copy(), eye.copy(), np.zeros((k, k))
+    t, t_inverse, s = eye.copy(), eye.copy(), np.zeros((wide, k))
     wb, wa, turn, since = t, t, t, _WHOLE_EVERY
     bb, ba = product(b, b), product(b, anchor)
     sums = np.zeros_like(y) if mean else nothing
@@ -133,8 +145,8 @@ def walked(
                 n, _, fine = _normaliser(product(y, y))
                 if not fine:
                     return y, False
-                _whole(y, n, b, np.zeros((k, k)))
-            t, t_inverse, s = eye.copy(), eye.copy(), np.zeros((k, k))
+                _whole(y, n, b, np.zeros((wide, k)))
+            t, t_inverse, s = eye.copy(), eye.copy(), np.zeros((wide, k))
             wb, wa, since = product(y, b), product(y, anchor), 0
         turn = _rotation(wa)
         if mean and step > 0:
@@ -145,29 +157,38 @@ def walked(
         if last:
             break
         first, stop = indptr[order[step]], indptr[order[step] + 1]
-        yx, bx, ax, square = np.zeros(k), np.zeros(k), np.zeros(k), 0.0
+        yx, bx, ax, square = np.zeros(k), np.zeros(wide), np.zeros(k), 0.0
         for at in range(first, stop):
             row, x = indices[at], values[at]
             square += x * x
             for j in range(k):
                 yx[j] += x * y[row, j]
-                bx[j] += x * b[row, j]
                 ax[j] += x * anchor[row, j]
+            for j in range(wide):
+                bx[j] += x * b[row, j]
         p, change, turned = np.zeros(k), np.zeros(k), np.zeros(k)
         for j in range(k):
             for i in range(k):
-                p[j] += t[i, j] * yx[i] + s[i, j] * bx[i]
-                change[j] -= turn[i, j] * ax[i]
-                turned[j] += turn[i, j] * bx[i]
+                p[j] += t[i, j] * yx[i]
+                change[j] -= turn[i, j] * (ax[i] - ba[k, i] if centred else ax[i])
+            for i in range(wide):
+                p[j] += s[i, j] * bx[i]
         change += p
-        # W' = scale W + R, R = eta (x change^T - b turn); below are W^T R and W'^T W'.
-        wr = eta * (np.outer(p, change) - _small(wb, turn))
+        if centred:
+            change -= wb[:, k]
+            gone[k] = change
+        gone[:k] = turn
+        for j in range(k):
+            for i in range(wide):
+                turned[j] += gone[i, j] * bx[i]
+        # W' = scale W + R, R = eta (x change^T - b gone); below are W^T R and W'^T W'.
+        wr = eta * (np.outer(p, change) - _small(wb, gone))
         cross = np.outer(change, turned)
-        bbt = product(turn, _small(bb, turn))
+        bbt = product(gone, _small(bb, gone))
         rr = eta * eta * (square * np.outer(change, change) - cross - cross.T + bbt)
         gram = scale * scale * eye + scale * (wr + wr.T) + rr
-        wb = scale * wb + eta * (np.outer(change, bx) - product(turn, bb))
-        wa = scale * wa + eta * (np.outer(change, ax) - product(turn, ba))
+        wb = scale * wb + eta * (np.outer(change, bx) - product(gone, bb))
+        wa = scale * wa + eta * (np.outer(change, ax) - product(gone, ba))
         n, n_inverse, fine = _normaliser(gram)
         if not fine:
             return y, False
@@ -183,7 +204,7 @@ def walked(
             for j in range(k):
                 y[indices[at], j] += values[at] * given[j]
         t, t_inverse = _small(t, n), _small(n_inverse, t_inverse)
-        s = _small(s - eta * turn, n)
+        s = _small(s - eta * gone, n)
         wb, wa, since = product(n, wb), product(n, wa), since + 1
     if mean:
         return sums / max(1, order.shape[0]), True

@@ -6,7 +6,7 @@ Axes: D features, K components.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -31,9 +31,13 @@ _ROWS = 2000
 
 @dataclass(frozen=True, kw_only=True)
 class Components:
-    """The objective of principal components, see `pca`: so many of the rows' second moment."""
+    """The objective of principal components, see `pca`: so many of the rows' second moment.
+
+    `center` says whether the rows' mean is taken from them first.
+    """
 
     components: int
+    center: bool = True
 
     @property
     def figures(self) -> tuple[str, ...]:
@@ -42,19 +46,29 @@ class Components:
 
     def samples(self, source: Source) -> RowSamples:
         """All training rows; labels are left out."""
-        return RowSamples(components=self.components, rows=rows_of(source))
+        rows = rows_of(source)
+        mean = rows.scipy().mean(axis=0) if self.center else np.zeros(0)
+        centre = np.ascontiguousarray(mean, dtype=float).reshape(-1)
+        return RowSamples(components=self.components, rows=rows, centre=centre)
 
 
 @dataclass(frozen=True, kw_only=True)
 class RowSamples:
-    """See `sums.Samples`."""
+    """See `sums.Samples`. `centre` [D] is what rows are less; if it is empty, they are as is."""
 
     components: int
     rows: Rows
+    centre: np.ndarray = field(default_factory=lambda: np.zeros(0))
+
+    @property
+    def constants(self) -> dict[str, np.ndarray]:
+        """The mean, under which the model has it."""
+        return {"mean": self.centre} if len(self.centre) else {}
 
     def task(self, which: np.ndarray, batch: int) -> RowTask:
         """Of these rows."""
-        return RowTask(components=self.components, rows=self.rows.take(which), batch=batch)
+        rows = self.rows.take(which)
+        return RowTask(components=self.components, rows=rows, batch=batch, centre=self.centre)
 
     def gradient(self, which: np.ndarray, w: torch.Tensor) -> tuple[torch.Tensor, float]:
         """Of -1/(2n) sum_i |Q^T x_i|^2 by W, where Q are W's columns made orthonormal.
@@ -71,11 +85,15 @@ class RowSamples:
 
 @dataclass(frozen=True, kw_only=True)
 class RowTask(Unbounded):
-    """See `algo.task.Sum`. `batch` are the rows of one of the worker's batches."""
+    """See `algo.task.Sum`. `batch` are the rows of one of the worker's batches.
+
+    `centre` [D] is what rows are less; if it is empty, they are as they are.
+    """
 
     components: int
     rows: Rows
     batch: int
+    centre: np.ndarray = field(default_factory=lambda: np.zeros(0))
 
     @property
     def n_own(self) -> int:
@@ -99,7 +117,11 @@ class RowTask(Unbounded):
     def moment(self, w: np.ndarray) -> tuple[np.ndarray, float]:
         """sum_i x_i x_i^T W [D, K], and sum_i |W^T x_i|^2."""
         predictions = self._sparse @ w
-        return self._sparse.T @ predictions, float((predictions * predictions).sum())
+        if not len(self.centre):
+            return self._sparse.T @ predictions, float((predictions * predictions).sum())
+        predictions = predictions - self.centre @ w
+        moment = self._sparse.T @ predictions - np.outer(self.centre, predictions.sum(0))
+        return moment, float((predictions * predictions).sum())
 
     def batches(self, n_samples: int) -> float:
         """Of so many rows."""
@@ -152,6 +174,7 @@ class RowTask(Unbounded):
             self.matrix(asked.start),
             self.matrix(anchor),
             self.matrix(asked.b),
+            self.centre,
             order,
             asked.eta,
             asked.mu,
@@ -160,9 +183,17 @@ class RowTask(Unbounded):
         model = torch.from_numpy(found.reshape(-1))
         return model if fine else torch.full_like(model, math.inf)
 
+    def _longest(self) -> float:
+        """The largest squared norm of a row less the centre."""
+        if not len(self.centre):
+            return float(kernels.longest_row(self.rows.indptr, self.rows.values))
+        squares = self._sparse.multiply(self._sparse).sum(axis=1)
+        norms = np.asarray(squares).ravel() - 2 * (self._sparse @ self.centre)
+        return float((norms + self.centre @ self.centre).max(initial=0.0))
+
     def first_eta(self, w: torch.Tensor, exact: bool, mu: float) -> float:
         """See `choice.lowest`; tried on a few rows, evenly spread."""
-        longest = float(kernels.longest_row(self.rows.indptr, self.rows.values))
+        longest = self._longest()
         if not longest:
             return 1.0 / (1.0 + mu)
         n = min(_ROWS, self.n_own)
@@ -170,6 +201,7 @@ class RowTask(Unbounded):
             components=self.components,
             rows=self.rows.take(np.arange(n) * self.n_own // n),
             batch=1,
+            centre=self.centre,
         )
 
         def walk(u: np.ndarray, eta: float, number: int) -> np.ndarray:

@@ -24,6 +24,11 @@ class LinearSamples:
     rows: Rows
     y: np.ndarray
 
+    @property
+    def constants(self) -> dict[str, np.ndarray]:
+        """None."""
+        return {}
+
     def task(self, which: np.ndarray, batch: int) -> LinearTask:
         """Of these rows."""
         return LinearTask(shard=self._shard(which), batch=batch)

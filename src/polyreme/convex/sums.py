@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     import numpy as np
     import torch
 
@@ -14,6 +16,10 @@ if TYPE_CHECKING:
 
 class Samples(Protocol):
     """All training samples as an objective's kernels read them; `which` are numbers of some."""
+
+    @property
+    def constants(self) -> Mapping[str, np.ndarray]:
+        """What the model has of them beside parameters: values of its buffers by name."""
 
     def task(self, which: np.ndarray, batch: int) -> Sum:
         """What a worker can be asked of these samples; its batches are of so many."""
@@ -38,6 +44,20 @@ class Objective(Protocol):
 
 class Unbounded:
     """What a task answers of an objective whose optimum nothing bounds."""
+
+    @property
+    def shrinks(self) -> bool:
+        """There are no dual points."""
+        return False
+
+    @property
+    def number(self) -> int:
+        """Of no use."""
+        return 0
+
+    def mixtures(self, w: torch.Tensor, z: torch.Tensor, earlier: torch.Tensor) -> torch.Tensor:
+        """Of no use."""
+        return z.new_zeros(0, 1 + len(earlier))
 
     def conjugates(self, slopes: torch.Tensor, c: float) -> float:
         """Of no use."""

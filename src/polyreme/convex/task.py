@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import zlib
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 
 from ..algo.task import DualSteps, Steps
-from . import choice, columns, dual, passes, steps
+from . import choice, columns, dual, mixtures, passes, steps
 from .loss import sharpest
 from .problem import Certificate, certificate
 from .shard import Shard
@@ -86,6 +87,30 @@ class LinearTask:
     def shrink(self, z: torch.Tensor) -> float:
         """See `Penalty.shrink`."""
         return self.shard.objective.penalty.shrink(z.numpy())
+
+    @property
+    def shrinks(self) -> bool:
+        """Where there is a penalty, and no l2."""
+        penalty = self.shard.objective.penalty
+        return penalty.bounds and not penalty.l2
+
+    @property
+    def number(self) -> int:
+        """Of all that is minimised, in 32 bits; found once."""
+        held = self.__dict__.setdefault("_number", [])
+        if not held:
+            rows, found = self.shard.rows, zlib.crc32(repr(self.shard.objective).encode())
+            for each in (rows.indptr, rows.indices, rows.values, self.shard.y):
+                found = zlib.crc32(np.ascontiguousarray(each).data, found)
+            held.append(found)
+        number: int = held[0]
+        return number
+
+    def mixtures(self, w: torch.Tensor, z: torch.Tensor, earlier: torch.Tensor) -> torch.Tensor:
+        """See `mixtures.mixtures`."""
+        penalty = self.shard.objective.penalty
+        given = w.numpy(), z.numpy(), earlier.numpy()
+        return torch.from_numpy(mixtures.mixtures(penalty, *given))
 
     def prox(self, w: torch.Tensor, eta: float) -> torch.Tensor:
         """See `Penalty.prox`."""

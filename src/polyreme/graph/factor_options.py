@@ -46,18 +46,21 @@ class MatrixFactorization(ModelKind, frozen=True, kw_only=True, tag="matrix_fact
 
 
 class PCA(ModelKind, frozen=True, kw_only=True, tag="pca"):
-    """The leading directions of the rows' second moment; labels are left out.
+    """The leading directions of the rows' covariance, or second moment; labels are left out.
 
-    P(W) = -1/(2n) sum_i |W^T x_i|^2 with W^T W = I, in float64 on processors. Rows are not centred:
-    centre them beforehand where components of the covariance are meant.
+    P(W) = -1/(2n) sum_i |W^T (x_i - m)|^2 with W^T W = I, in float64 on processors; m is the mean
+    of all training rows, or 0. Sparse rows stay so.
 
     Attributes:
         components: Directions, at the most as many as features.
+        center: Whether m is the mean; without, these are the directions of a truncated singular
+            value decomposition.
     """
 
     trains_by_program: ClassVar[bool] = True
 
     components: _Count = 1
+    center: bool = True
 
     @property
     def reads(self) -> Reads:

@@ -22,18 +22,26 @@ if TYPE_CHECKING:
 
 
 class Directions(nn.Module):
-    """Directions, of which the span counts: they are made orthonormal when they are used."""
+    """Directions, of which the span counts: they are made orthonormal when they are used.
 
-    def __init__(self, n_features: int, components: int) -> None:
+    `mean` [D], if there is one, is taken from features first.
+    """
+
+    mean: torch.Tensor | None
+
+    def __init__(self, n_features: int, components: int, center: bool) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.empty(n_features, components))
+        self.register_buffer("mean", torch.empty(n_features) if center else None)
 
     def forward(self, first: torch.Tensor, values_BS: torch.Tensor | None = None) -> torch.Tensor:
         """Components [B, K]: of features [B, D], or of indices and values [B, S]."""
         basis_DK, _ = torch.linalg.qr(self.weight)
         if values_BS is None:
-            return first.flatten(1).to(basis_DK.dtype) @ basis_DK
-        return (values_BS.to(basis_DK.dtype)[..., None] * basis_DK[first]).sum(1)
+            found_BK = first.flatten(1).to(basis_DK.dtype) @ basis_DK
+        else:
+            found_BK = (values_BS.to(basis_DK.dtype)[..., None] * basis_DK[first]).sum(1)
+        return found_BK if self.mean is None else found_BK - self.mean.to(basis_DK.dtype) @ basis_DK
 
 
 class Captured:
@@ -70,7 +78,7 @@ def pca(options: PCA, sample: SampleSpec) -> LayerGraph:
 
     def on_meta() -> nn.Module:
         with torch.device("meta"):
-            return Directions(n_features, components)
+            return Directions(n_features, components, options.center)
 
     part = Part(
         name="pca",
@@ -85,4 +93,7 @@ def pca(options: PCA, sample: SampleSpec) -> LayerGraph:
 
 
 def _orthonormal(module: nn.Module, _layer: Layer, _seed: int) -> None:
-    nn.init.orthogonal_(module.weight)  # type: ignore[arg-type]
+    assert isinstance(module, Directions)
+    nn.init.orthogonal_(module.weight)
+    if module.mean is not None:
+        nn.init.zeros_(module.mean)  # until the rows are known

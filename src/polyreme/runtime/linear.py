@@ -50,6 +50,10 @@ class SumGradients(Gradients):
     def __init__(
         self, applied: Applied, feeds: Mapping[int, Feed], *, seed: int, samples: Samples
     ) -> None:
+        for slot in applied.buffers:
+            value = samples.constants.get(slot.name.rpartition(".")[2])
+            if value is not None:
+                slot.tensor.copy_(torch.from_numpy(value))
         super().__init__(applied, feeds, seed=seed)
         self._samples = samples
         self.maps = False
@@ -80,25 +84,37 @@ class At:
 
 
 def certified(
-    own: Mapping[int, Sum], applied: Applied, world: World, w: torch.Tensor
+    own: Mapping[int, Sum],
+    applied: Applied,
+    world: World,
+    w: torch.Tensor,
+    lower: Mapping[int, float],
 ) -> Certificate:
-    """Of a model on all workers' samples, of which this process has those; all call it together."""
-    return _certified(own, applied, world, w, _at(own, applied, world, w))
+    """Of a model on all workers' samples, of which this process has those; all call it together.
+
+    `lower` is what each worker knows that the objective is never below: it counts if all know it.
+    """
+    return _certified(own, applied, world, w, _at(own, applied, world, w), lower)
 
 
 def anchors(
-    own: Mapping[int, Task], applied: Applied, world: World, w: torch.Tensor, seed: int
+    own: Mapping[int, Task],
+    applied: Applied,
+    world: World,
+    w: torch.Tensor,
+    seed: int,
+    lower: Mapping[int, float] | None = None,
 ) -> tuple[runlog.Anchor, ...]:
     """How good the partition of the samples is, seen from anchors; all call it together.
 
     `w` is taken for the optimum, less its gap. Two passes of steps and five of sums in all; none
-    if nothing is known: w is 0, or its gap has no bound.
+    if nothing is known: w is 0, or its gap has no bound. `lower`: see `certified`.
 
     Source: Zhao et al. 2018, "Proximal SCOPE for Distributed Sparse Learning", definitions 2 to 5.
     Differs: workers count by their samples, so that the bound holds where they have unlike many.
     """
     size, end = float(w.norm()), _at(own, applied, world, w)
-    last = _certified(own, applied, world, w, end)
+    last = _certified(own, applied, world, w, end, lower or {})
     least = last.objective - max(0.0, last.gap)
     if not (size and math.isfinite(least)):
         return ()
@@ -144,13 +160,23 @@ def _at(own: Mapping[int, Sum], applied: Applied, world: World, w: torch.Tensor)
 
 
 def _certified(
-    own: Mapping[int, Sum], applied: Applied, world: World, w: torch.Tensor, at: At
+    own: Mapping[int, Sum],
+    applied: Applied,
+    world: World,
+    w: torch.Tensor,
+    at: At,
+    lower: Mapping[int, float],
 ) -> Certificate:
     one = next(iter(own.values()))
     c = one.shrink(at.z)
     each = [task.conjugates(at.here[rank].slopes, c) for rank, task in own.items()]
-    (told,) = _summed(w.new_tensor([sum(each)]), applied, world).tolist()
-    return one.certificate(w, at.z, at.loss, told / at.n)
+    known = [lower.get(rank, -math.inf) for rank in own]
+    told = w.new_tensor([sum(each), sum(math.isinf(bound) for bound in known)])
+    conjugates, unknown = _summed(told, applied, world).tolist()
+    found = one.certificate(w, at.z, at.loss, conjugates / at.n)
+    if unknown or not found.objective - known[0] < found.gap:
+        return found
+    return one.certificate(w, at.z, at.loss, -known[0])
 
 
 def _summed(own: torch.Tensor, applied: Applied, world: World) -> torch.Tensor:

@@ -64,6 +64,7 @@ class Team:
         self.gradients = self._gradients(applied, feeds)
         self.part = _part(applied)
         self.workers = {rank: self._worker(rank) for rank in feeds}
+        self.lower: dict[int, float] = {}  # what each knew of the objective when it was settled
         self.algorithm.sync.fits(self.gradients.layout.n_entries)
         served = range(n, n + self.algorithm.sync.n_servers(n))
         self.servers = {rank: self._worker(rank) for rank in served}
@@ -77,6 +78,11 @@ class Team:
     def settle(self, workers: Workers) -> None:
         """Bring the mean model, and the mean of buffers, into the stage."""
         sync, states = self.algorithm.sync, workers.states()
+        self.lower = {
+            rank: sync.lower(state, self.workers[rank])
+            for rank, state in states.items()
+            if rank in self.tasks
+        }
         if self.servers:
             servers, players = self.servers, [states[rank] for rank in range(self.n)]
             self.gradients.put(sync.whole([states[rank] for rank in servers], players))
@@ -93,7 +99,7 @@ class Team:
         """What is certified of the model in the stage, if anything; all ranks call it together."""
         if not self.tasks or self.job.objective is None:
             return {}
-        found = linear.certified(self.tasks, applied, world, self.gradients.start())
+        found = linear.certified(self.tasks, applied, world, self.gradients.start(), self.lower)
         told = {name: getattr(found, name) for name in self.job.objective.figures}
         return {name: value for name, value in told.items() if math.isfinite(value)}
 
@@ -107,7 +113,8 @@ class Team:
             case Objective(penalty=penalty) if self.n > 1 and penalty.bounds:
                 if not penalty.group_l1:
                     own, w = cast("dict[int, Task]", self.tasks), self.gradients.start()
-                    return linear.anchors(own, applied, world, w, self.job.train.seed)
+                    seed, lower = self.job.train.seed, self.lower
+                    return linear.anchors(own, applied, world, w, seed, lower)
         return ()
 
     def settle_buffers(self, workers: Workers) -> None:

@@ -109,6 +109,10 @@ class SyncKind(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         """Whether all workers' `model` is the same between rounds, to the bit."""
         return algorithm.topology.exact
 
+    def lower(self, state: State, me: Worker) -> float:
+        """What the whole objective is never below, as far as is known; infinite if nothing is."""
+        return -math.inf
+
     def model(self, state: State) -> torch.Tensor:
         """What this worker gives to the mean that is evaluated and kept."""
         params: torch.Tensor = state["params"]
