@@ -182,6 +182,7 @@ class Case:
     n: int
     problem: Problem = Problem()
     steps: int = 5
+    gap: float | None = None
 
     def more(self, **changed: Any) -> Case:
         return replace(self, **changed)
@@ -214,7 +215,7 @@ class Case:
             graph=graph,
             plan=plan(graph, replica=self.n, precision="fp64", global_batch=batch),
             source=source,
-            train=Train(global_batch=batch, steps=self.steps),
+            train=Train(global_batch=batch, steps=self.steps, gap=self.gap),
             algorithm=DataParallel(sync=self.sync),
             general=True,
             objective=self.problem.objective,

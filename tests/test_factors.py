@@ -13,6 +13,7 @@ import torch
 from both_clocks import in_processes
 from factor_jobs import FactorCase, pairs_of, solved, virtually
 from polyreme import spec
+from polyreme.algo.search import first_eta, plain
 from polyreme.algo.sync import PSCOPE, SCOPE, SSP, EveryStep
 from polyreme.algo.sync.kind import SyncKind
 from polyreme.algo.task import Steps
@@ -116,7 +117,7 @@ def test_a_worker_without_pairs_stays_where_it_is() -> None:
     here = task.at(w)
     asked = Steps(start=w, slopes=here.slopes, b=w, n=0, eta=0.1, seed=(0,))
     assert torch.equal(task.steps(asked), w)
-    assert task.first_eta(w, True, 0.0) == 1.0
+    assert first_eta(task, w, plain(True, 0.0), 0.0) == 1.0
     assert here.loss == 0
 
 

@@ -32,9 +32,10 @@ class StepEvent(msgspec.Struct, frozen=True, kw_only=True, tag="step", tag_field
     them as `rank`. `sample_ids` are listed if asked for, in the order of the global batch.
     `delays` says of each delay how many of the step's gradients had it, where workers do not wait:
     how many others were applied between the parameters of a gradient and itself. `suspects` are
-    workers that a robust aggregate set aside, or that stood farthest from it. `objective` and `gap`
-    are of a linear model before the step: the whole objective, and by how much it may be above its
-    optimum.
+    workers that a robust aggregate set aside, or that stood farthest from it. `objective`, `gap`
+    and `gradient` are of a linear model before the step, or of one alike: the whole objective, by
+    how much it may be above its optimum, and the largest entry of w - prox(w - g). `passes` are
+    local steps over the samples of a worker, where a sync chooses them.
     """
 
     t: float
@@ -61,6 +62,8 @@ class StepEvent(msgspec.Struct, frozen=True, kw_only=True, tag="step", tag_field
     suspects: tuple[int, ...] | None = None
     objective: float | None = None
     gap: float | None = None
+    gradient: float | None = None
+    passes: float | None = None
 
     @property
     def blamed(self) -> tuple[int, ...]:

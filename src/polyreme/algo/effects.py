@@ -167,6 +167,8 @@ class Record:
     suspects: tuple[int, ...] = ()
     objective: float | None = None
     gap: float | None = None
+    gradient: float | None = None
+    passes: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -141,8 +141,14 @@ class Sum(Protocol):
     def steps(self, asked: Steps) -> torch.Tensor:
         """Where the steps lead."""
 
-    def first_eta(self, w: torch.Tensor, exact: bool, mu: float) -> float:
-        """A step size from the samples' smoothness, and from a search on a few of them."""
+    def penalty(self, w: torch.Tensor) -> float:
+        """R(w), where R is finite."""
+
+    def few(self, n: int) -> Sum:
+        """Up to so many of the samples, for trying out: alike, or those with least stable steps."""
+
+    def smoothness(self, w: torch.Tensor) -> float:
+        """The largest curvature of a sample's loss, near w; 0 without samples."""
 
 
 class Task(Sum, Protocol):
@@ -157,9 +163,6 @@ class Task(Sum, Protocol):
     @property
     def l1(self) -> float:
         """R's weight of |w|_1."""
-
-    def penalty(self, w: torch.Tensor) -> float:
-        """R(w)."""
 
     def penalty_conjugate(self, g: torch.Tensor) -> float:
         """R*(g), where `shrink` leaves g as it is."""

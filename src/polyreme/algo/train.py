@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 import msgspec
 
 from ..errors import Violation
+from .goal import Goal
 from .schedule import Constant, Schedule
 
 _Positive = Annotated[int, msgspec.Meta(ge=1)]
@@ -26,7 +27,11 @@ class Train(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         schedule: Factor on the learning rate as the run goes on.
         gap: The run ends before its last step where a linear model's objective is known to be
             within so much of its optimum: at every step under syncs that find a bound there, at
-            evaluations under others.
+            evaluations under others. A step that finds it so leaves the model as it is.
+        gradient_norm: The same, where the largest entry of w - prox(w - g) is at most so much; g
+            is the gradient of the mean loss, so that without l1 it is the whole gradient's, over
+            1 + l2. Of the model of factors or PCA: what evaluations call gradient. CoCoA looks at
+            evaluations. With both given, one is enough.
         clip_norm: Bound on the global gradient norm; none unless given.
         eval_every: Steps between evaluations; unless given, one at the end.
         checkpoint_every: Steps between checkpoints; unless given, one at the end.
@@ -60,6 +65,7 @@ class Train(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     precision: Literal["auto", "fp32", "bf16", "fp64"] = "auto"
     schedule: Schedule = Constant()
     gap: Annotated[float, msgspec.Meta(gt=0)] | None = None
+    gradient_norm: Annotated[float, msgspec.Meta(gt=0)] | None = None
     clip_norm: Annotated[float, msgspec.Meta(gt=0)] | None = None
     eval_every: _Positive | None = None
     checkpoint_every: _Positive | None = None
@@ -75,6 +81,11 @@ class Train(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     restarts: Annotated[int, msgspec.Meta(ge=0)] = 3
     restart_wait_s: Annotated[float, msgspec.Meta(ge=0, le=1e6)] = 1.0
     min_devices: _Positive | None = None
+
+    @property
+    def goal(self) -> Goal:
+        """What ends the run before its last step."""
+        return Goal(gap=self.gap, gradient_norm=self.gradient_norm)
 
     def check(self) -> list[Violation]:
         """Exactly one of steps and epochs; the warm-up ends before the run does."""

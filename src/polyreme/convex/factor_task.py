@@ -10,13 +10,11 @@ import torch
 
 from ..algo.task import Steps
 from ..data.source import Source
-from . import choice, factors
+from . import factors
 from .factors import Block, joined
 from .problem import Certificate
 from .sums import Unbounded
 from .task import Here
-
-_PAIRS = 2000
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -131,32 +129,14 @@ class FactorTask(Unbounded):
         )
         return torch.from_numpy(found)
 
-    def first_eta(self, w: torch.Tensor, exact: bool, mu: float) -> float:
-        """See `choice.lowest`; tried on the pairs where steps are least stable."""
-        few = FactorTask(objective=self.objective, block=self.block.busiest(_PAIRS), batch=1)
-        n = few.n_own
-        bend = float(factors.curvature(*self.block.given, *self.block.parts(w.numpy())))
-        if not bend:
-            return 1.0 / (1.0 + mu)
+    def penalty(self, w: torch.Tensor) -> float:
+        """Of l2."""
+        return self.l2 / 2 * float(w @ w)
 
-        def walk(u: np.ndarray, eta: float, number: int) -> np.ndarray:
-            start = torch.from_numpy(u)
-            here = few.at(start)
-            asked = Steps(
-                start=start,
-                slopes=here.slopes,
-                b=here.gradient / n,
-                n=n,
-                eta=eta,
-                seed=(number, n),
-                mu=mu,
-                exact=exact,
-            )
-            found: np.ndarray = few.steps(asked).numpy()
-            return found
+    def few(self, n: int) -> FactorTask:
+        """Those where steps are least stable."""
+        return FactorTask(objective=self.objective, block=self.block.busiest(n), batch=self.batch)
 
-        def objective(u: np.ndarray) -> float:
-            return few.loss(torch.from_numpy(u)) / n + self.l2 / 2 * float(u @ u)
-
-        with np.errstate(over="ignore", invalid="ignore"):  # steps that were too large
-            return choice.lowest(walk, objective, w.numpy(), bend, mu)
+    def smoothness(self, w: torch.Tensor) -> float:
+        """See `factors.curvature`."""
+        return float(factors.curvature(*self.block.given, *self.block.parts(w.numpy())))

@@ -17,7 +17,7 @@ from scipy import linalg
 from ..algo.task import Steps
 from ..data.rows import Rows
 from ..data.source import Source
-from . import choice, kernels, pca
+from . import kernels, pca
 from .problem import Certificate
 from .samples import rows_of
 from .sums import Unbounded
@@ -25,8 +25,6 @@ from .task import Here
 
 if TYPE_CHECKING:
     from scipy import sparse
-
-_ROWS = 2000
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -191,30 +189,16 @@ class RowTask(Unbounded):
         norms = np.asarray(squares).ravel() - 2 * (self._sparse @ self.centre)
         return float((norms + self.centre @ self.centre).max(initial=0.0))
 
-    def first_eta(self, w: torch.Tensor, exact: bool, mu: float) -> float:
-        """See `choice.lowest`; tried on a few rows, evenly spread."""
-        longest = self._longest()
-        if not longest:
-            return 1.0 / (1.0 + mu)
-        n = min(_ROWS, self.n_own)
-        few = RowTask(
-            components=self.components,
-            rows=self.rows.take(np.arange(n) * self.n_own // n),
-            batch=1,
-            centre=self.centre,
-        )
+    def penalty(self, w: torch.Tensor) -> float:
+        """Whatever is allowed costs nothing."""
+        return 0.0
 
-        def walk(u: np.ndarray, eta: float, number: int) -> np.ndarray:
-            start = torch.from_numpy(u)
-            b = few.at(start).gradient / n
-            asked = Steps(
-                start=start, slopes=b[:0], b=b, n=n, eta=eta, seed=(number, n), mu=mu, exact=exact
-            )
-            found: np.ndarray = few.nearest(few.steps(asked)).numpy()
-            return found
+    def few(self, n: int) -> RowTask:
+        """Evenly spread."""
+        n = min(n, self.n_own)
+        rows = self.rows.take(np.arange(n) * self.n_own // max(1, n))
+        return RowTask(components=self.components, rows=rows, batch=self.batch, centre=self.centre)
 
-        def objective(u: np.ndarray) -> float:
-            return few.loss(torch.from_numpy(u)) / n
-
-        with np.errstate(invalid="ignore"):
-            return choice.lowest(walk, objective, w.numpy(), longest, mu)
+    def smoothness(self, w: torch.Tensor) -> float:
+        """The largest squared norm of a row less the centre."""
+        return self._longest()

@@ -106,7 +106,7 @@ class Objective:
     @property
     def figures(self) -> tuple[str, ...]:
         """What an evaluation tells of a certificate."""
-        return ("objective", "gap")
+        return ("objective", "gap", "gradient")
 
     def samples(self, source: Source) -> LinearSamples:
         """See `samples.samples`."""
@@ -119,8 +119,8 @@ class Objective:
 class Certificate:
     """How good a model is at the most: `objective` less `gap` is below the optimum.
 
-    `gap` is infinite where there is no penalty; `gradient` is then what says how far it is: the
-    largest entry of the least subgradient of P.
+    `gap` is infinite where there is no penalty; `gradient` is then what says how far it is, see
+    `residual`.
     """
 
     objective: float

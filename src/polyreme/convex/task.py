@@ -145,9 +145,13 @@ class LinearTask:
             )
         )
 
-    def first_eta(self, w: torch.Tensor, exact: bool, mu: float) -> float:
-        """See `choice.first_eta`."""
-        return choice.first_eta(self.shard, w.numpy(), exact=exact, mu=mu)
+    def few(self, n: int) -> LinearTask:
+        """Evenly spread."""
+        return LinearTask(shard=self.shard.some(n), batch=self.batch)
+
+    def smoothness(self, w: torch.Tensor) -> float:
+        """See `choice.smoothness`."""
+        return choice.smoothness(self.shard)
 
     def dual_steps(self, asked: DualSteps) -> tuple[torch.Tensor, torch.Tensor]:
         """Each pass goes over all rows once, in an order of its own."""

@@ -184,8 +184,3 @@ def _summed(own: torch.Tensor, applied: Applied, world: World) -> torch.Tensor:
         return own
     applied.traffic.sums(own, world.group)
     return own
-
-
-def reached(gap: float | None, wanted: float | None) -> bool:
-    """Whether a gap is known, and one that small was asked for."""
-    return gap is not None and wanted is not None and gap <= wanted

@@ -11,7 +11,6 @@ from pathlib import Path
 from .. import runlog
 from ..data.order import arrange
 from ..errors import RunError
-from . import linear
 from .driver import OnGradients, Said
 from .evaluate import evaluate
 from .feed import Feed, Seat
@@ -134,7 +133,7 @@ class Run:
         self.step_s: list[float] = []
         self.compute_s: list[float] = []
         self.n_skipped = 0
-        self.reached = False  # whether the gap that is asked for was seen
+        self.reached = False  # whether what `goal` asks for was seen
         self.tally = Tally()
         self._left_out: tuple[int, ...] = ()  # those that step on their own and last could not
         self.peak_bytes = 0
@@ -237,7 +236,7 @@ class Run:
             for rank, what in came.faults:
                 log.write(runlog.FaultEvent(t=log.t, attempt=log.attempt, what=what, rank=rank))
         self.tally.add(came)
-        self.reached = self.reached or linear.reached(came.gap, settings.gap)
+        self.reached = self.reached or settings.goal.met(came.gap, came.gradient)
         self.peak_bytes = max(self.peak_bytes, result.memory_bytes)
         if not result.skipped:
             self.final_loss = result.loss
@@ -312,9 +311,8 @@ class Run:
                 why = cause("what is not finite", result.bad_ranks)
                 sys.stderr.write(f"polyreme: step {now.step} goes on without {why}\n")
             self._left_out = result.bad_ranks
-        settings = self.job.train
-        due = now.step % settings.log_every == 0 or now.step == self.n_steps
-        listed = settings.log_samples or result.skipped
+        listed, last = self.job.train.log_samples, self.reached or now.step == self.n_steps
+        due = last or now.step % self.job.train.log_every == 0
         if self.log is None or not (due or result.skipped):
             return
         self.log.write(
@@ -338,11 +336,13 @@ class Run:
                 reason=result.reason,
                 rank=result.rank,
                 ranks=result.bad_ranks if result.skipped else None,
-                sample_ids=came.sample_ids() if listed else None,
+                sample_ids=came.sample_ids() if listed or result.skipped else None,
                 delays=runlog.histogram(d for _, d in came.delays) if came.delays else None,
                 suspects=came.suspects or None,
                 objective=came.objective,
                 gap=came.gap,
+                gradient=came.gradient,
+                passes=came.passes,
             )
         )
 
@@ -365,7 +365,7 @@ class Run:
         self.evaluated = self.state.progress.step
         if self.team is not None:
             found |= self.team.certified(self.applied, self.world)
-            self.reached = self.reached or linear.reached(found.get("gap"), self.job.train.gap)
+            self.reached |= self.job.train.goal.met(found.get("gap"), found.get("gradient"))
         if not found:
             return False
         self.metrics = found

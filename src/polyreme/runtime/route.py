@@ -27,7 +27,8 @@ class Came:
     of, `read_ids` gives the numbers of a rank's samples. `delays` are of gradients that were
     applied, with the worker of each; `suspects` are workers that an aggregate set aside, or that
     stood farthest from it; `faults` befell members that were begun anew.
-    `objective` and `gap` are of the parameters before it, where they are known.
+    `objective`, `gap` and `gradient` are of the parameters before it, where they are known.
+    `passes` are local steps that a sync chose.
     """
 
     result: StepResult
@@ -42,6 +43,8 @@ class Came:
     faults: tuple[tuple[int, str], ...] = ()
     objective: float | None = None
     gap: float | None = None
+    gradient: float | None = None
+    passes: float | None = None
 
 
 class Route(Protocol):

@@ -190,6 +190,8 @@ class Team:
                 suspects=record.suspects,
                 objective=record.objective,
                 gap=record.gap,
+                gradient=record.gradient,
+                passes=record.passes,
             )
             for number, record in enumerate(records)
         ]
@@ -229,6 +231,7 @@ class Team:
             attack=self.job.attack,
             # Specs refuse syncs that ask more of a sum than it is.
             task=cast("Task | None", self.tasks.get(rank)),
+            goal=train.goal,
         )
 
 

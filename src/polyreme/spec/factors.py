@@ -16,9 +16,8 @@ def factors(spec: Spec) -> Iterator[Violation]:
         rule = f"is of a linear model's convex sum, and the model's is not convex ({name})"
         legal = '"SCOPE", "pSCOPE", "EveryStep"'
         yield Violation(path="data_parallel.sync.kind", value=name, rule=rule, legal=legal)
-    if train.gap is not None:
-        rule = "cannot be known: no bound is known of the optimum of this model"
-        yield Violation(path="train.gap", value=train.gap, rule=rule, legal="leave it out")
+    rule = "cannot be known: no bound is known of the optimum of this model"
+    yield from without(spec, gap=rule, legal="train.gradient_norm = 1e-6")
     if train.precision not in ("auto", "fp64"):
         rule, legal = "is not what this model is solved in", '"fp64" (or "auto")'
         yield Violation(path="train.precision", value=train.precision, rule=rule, legal=legal)
@@ -33,3 +32,11 @@ def factors(spec: Spec) -> Iterator[Violation]:
         if degree not in (None, 1):
             rule = "splits layers, and this model is whole on each worker"
             yield Violation(path=f"parallel.{axis}", value=degree, rule=rule, legal="1")
+
+
+def without(spec: Spec, *, legal: str, **rules: str) -> Iterator[Violation]:
+    """Of what ends a run before its last step, what is given though a rule forbids it."""
+    for name, rule in rules.items():
+        value = getattr(spec.train, name)
+        if value is not None:
+            yield Violation(path=f"train.{name}", value=value, rule=rule, legal=legal)

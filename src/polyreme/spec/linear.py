@@ -13,7 +13,7 @@ from ..algo.sync.kind import SyncKind
 from ..algo.sync.served_kind import ServedKind
 from ..errors import Violation
 from ..graph.options import Linear
-from .factors import factors
+from .factors import factors, without
 from .fit import with_penalty
 from .options import Spec
 
@@ -37,10 +37,12 @@ def _not_linear(spec: Spec) -> Iterator[Violation]:
         why = f"sums over all samples of a linear model, and the model is none ({name})"
         legal = '"EveryStep", "LocalSteps", "ASGD" (or model.kind = "linear")'
         yield Violation(path="data_parallel.sync.kind", value=name, rule=why, legal=legal)
-    if spec.train.gap is not None:
-        why = "is of the optimum of a convex problem, and the model is not linear"
-        value, legal = spec.train.gap, 'leave it out (or model.kind = "linear")'
-        yield Violation(path="train.gap", value=value, rule=why, legal=legal)
+    yield from without(
+        spec,
+        gap="is of the optimum of a convex problem, and the model is not linear",
+        gradient_norm="is of a sum over all samples, which this model's gradients are not of",
+        legal='leave it out (or model.kind = "linear")',
+    )
     if rule.ties:
         why = "ties features of a linear model, and the model is none, whose tensors may be split"
         legal = '0 (or model.kind = "linear")'
@@ -54,10 +56,9 @@ def _numbers(spec: Spec, model: Linear) -> Iterator[Violation]:
         rule = "is not what a linear model is solved in"
         legal = '"fp64" (or "auto")'
         yield Violation(path="train.precision", value=spec.train.precision, rule=rule, legal=legal)
-    if spec.train.gap is not None and not (model.l1 or model.l2 or model.group_l1):
-        rule = "cannot be known without a penalty"
-        legal = "leave it out, or model.l2 = 1e-6 (any penalty above 0)"
-        yield Violation(path="train.gap", value=spec.train.gap, rule=rule, legal=legal)
+    if not (model.l1 or model.l2 or model.group_l1):
+        legal = "train.gradient_norm = 1e-6, or model.l2 = 1e-6 (any penalty above 0)"
+        yield from without(spec, gap="cannot be known without a penalty", legal=legal)
     for axis in ("shard", "tp", "cp", "pp"):
         degree = getattr(spec.parallel, axis)
         if degree not in (None, 1):

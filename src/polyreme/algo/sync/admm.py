@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import msgspec
 
 from ..effects import Local, Program
+from ..search import first_eta, plain
 from .kind import State
 from .near import Near, come
 from .rounds import Rounds, Went
@@ -79,7 +80,7 @@ class ADMM(Rounds, frozen=True, kw_only=True, tag="ADMM", tag_field="kind"):
             (told,) = yield from self.summed(z.new_tensor([task.n_own]))
             n = float(told)
         if not eta:
-            search = partial(task.first_eta, z, False, 0.0)
+            search = partial(first_eta, task, z, plain(False, 0.0), 0.0)
             eta = yield Local(work=search, batches=task.batches(min(task.n_own, 2000)) * 8)
         if not rho:
             rho = _FIRST / (yield from self.least(eta)) / me.n

@@ -56,7 +56,7 @@ class CoCoA(Rounds, frozen=True, kw_only=True, tag="CoCoA", tag_field="kind"):
         return {"dual": params.new_zeros(n), "v": params.clone(), "n": 0.0, "workers": 0}
 
     def went(self, state: State, me: Worker) -> Program[Went]:
-        """Steps, and the gap of the model before them."""
+        """Steps, and the gap of the model before them; if it suffices, they are not kept."""
         task = me.task
         assert task is not None
         dual, v, n, w = state["dual"], state["v"], state["n"], state["params"]
@@ -78,7 +78,10 @@ class CoCoA(Rounds, frozen=True, kw_only=True, tag="CoCoA", tag_field="kind"):
         told = v.new_tensor([loss, task.conjugates(-dual, 1.0)])
         change, told = yield from self.summed(change, told)
         mean_loss, conjugates = (told / n).tolist()
+        # Its gradient is that of the dual's model, which is none of the loss's: 0 always.
         found = task.certificate(w, -v, mean_loss, conjugates)
+        if me.goal.met(found.gap, None):
+            after, change = dual, 0.0
         v = v + change
         return Went(
             params=_model(v, task),

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import msgspec
 
 from ..effects import Local, Program
+from ..search import first_eta, plain
 from .finite_sum import FiniteSum, Found
 from .kind import State
 from .near import Near, come
@@ -68,7 +69,7 @@ class DANE(FiniteSum, frozen=True, kw_only=True, tag="DANE", tag_field="kind"):
         assert task is not None
         eta, mu, w, objective = state["eta"], state["mu"], found.w, found.certificate.objective
         if not eta:
-            search = partial(task.first_eta, w, True, mu)
+            search = partial(first_eta, task, w, plain(True, mu), mu)
             eta = yield Local(work=search, batches=task.batches(min(task.n_own, 2000)) * 8)
         if not objective <= state["held"] + 1e-12 * abs(state["held"]):
             told = yield from self.least(eta)

@@ -51,16 +51,19 @@ class FiniteSum(Rounds, frozen=True, kw_only=True):
         raise undefined(self, "moved")
 
     def went(self, state: State, me: Worker) -> Program[Went]:
-        """The whole gradient, then a move."""
+        """The whole gradient, then a move; none where the model is as good as it has to be."""
         found, known = yield from self.bounded(state, me)
-        params, changed = yield from self.moved(state, found, me)
+        certificate, params, changed = found.certificate, found.w, State()
+        if not me.goal.met(certificate.gap, certificate.gradient):
+            params, changed = yield from self.moved(state, found, me)
         return Went(
             params=params,
             changed={**known, **changed},
             loss=found.here.loss,
             grad_norm=float(found.z.norm()),
-            objective=found.certificate.objective,
-            gap=found.certificate.gap,
+            objective=certificate.objective,
+            gap=certificate.gap,
+            gradient=certificate.gradient,
         )
 
     def lower(self, state: State, me: Worker) -> float:

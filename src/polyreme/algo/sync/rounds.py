@@ -27,7 +27,8 @@ _PARTS = ("topology", "compress", "feedback", "aggregate")
 class Went:
     """The next model, what else of the state changes, and what the log is told of the round.
 
-    `loss` is of this worker's samples, summed; `objective` and `gap` are of a model of the round.
+    `loss` is of this worker's samples, summed; `objective`, `gap` and `gradient` are of a model of
+    the round.
     """
 
     params: torch.Tensor
@@ -36,6 +37,7 @@ class Went:
     grad_norm: float | None = None
     objective: float | None = None
     gap: float | None = None
+    gradient: float | None = None
 
 
 class Rounds(SyncKind, frozen=True, kw_only=True):
@@ -63,6 +65,10 @@ class Rounds(SyncKind, frozen=True, kw_only=True):
         """The step size that a round had, for the log; 1 where the data say how long steps are."""
         return 1.0
 
+    def length(self, state: State) -> float | None:
+        """Local steps that a round had, over the samples of a worker, where it chooses them."""
+        return None
+
     def round(self, algorithm: DataParallel, state: State, me: Worker) -> Program[State]:
         """One round, and what all tell of it."""
         assert me.task is not None, "a linear model has a task"
@@ -77,6 +83,8 @@ class Rounds(SyncKind, frozen=True, kw_only=True):
             grad_norm=went.grad_norm,
             objective=went.objective,
             gap=went.gap,
+            gradient=went.gradient,
+            passes=self.length(after),
         )
         return after
 

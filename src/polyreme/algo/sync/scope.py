@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
@@ -10,18 +11,17 @@ import msgspec
 
 from ..effects import Local, Program
 from ..task import Steps
+from . import longer
 from .finite_sum import FiniteSum, Found
 from .kind import State
 
 if TYPE_CHECKING:
     import torch
 
+    from ..task import Here
     from ..worker import Worker
 
 _Rate = Annotated[float, msgspec.Meta(gt=0)]
-_FELL = 0.3  # a round that leaves more of the gap than this is given twice the steps
-_MOST_PASSES = 16
-_NOISE = 1e-13  # of the objective: a gap that rounding may be
 
 
 class Anchored(FiniteSum, frozen=True, kw_only=True):
@@ -31,8 +31,10 @@ class Anchored(FiniteSum, frozen=True, kw_only=True):
 
     Attributes:
         eta: Step size; unless given, it is searched for on some of the samples.
-        passes: Local steps of a round, over the samples of a worker; unless given, 1, and twice as
-            many from each round on that leaves more than 0.3 of the gap, up to 16.
+        passes: Local steps of a round, over the samples of a worker; unless given, they are
+            searched for too: 1, 2, 4 or 10, whichever leads lowest on some of the samples for equal
+            work, where a round's gradient and sums count as 2. Then twice as many from each round
+            on that leaves more than 0.3 of the gap, up to 16, for as long as it helps.
         send: What is averaged: where local steps end, or the mean of all models on the way.
     """
 
@@ -53,49 +55,80 @@ class Anchored(FiniteSum, frozen=True, kw_only=True):
         return 0.0
 
     def own(self, params: torch.Tensor, me: Worker) -> State:
-        """The step size (0: not known yet), passes, and the anchor before with its objective."""
+        """Step size and passes (0: not known yet), the anchor before with objective and gap."""
         return {
             "eta": self.eta or 0.0,
-            "passes": self.passes or 1.0,
+            "passes": self.passes or 0.0,
             "before": params.clone(),
             "held": math.inf,
             "gap": math.inf,
+            **longer.known(),
         }
 
     def moved(self, state: State, found: Found, me: Worker) -> Program[tuple[torch.Tensor, State]]:
         """Where local steps lead; or back, if the last ones led up."""
         import torch
 
-        assert me.task is not None
-        eta, passes, task = state["eta"], state["passes"], me.task
-        if not eta:
-            work = partial(task.first_eta, found.w, self.exact, self.pull(me))
-            wish = yield Local(work=work, batches=task.batches(min(task.n_own, 2000)) * 8)
-            eta = yield from self.least(wish)
+        state = yield from self.searched(state, found, me)
+        eta, task = state["eta"], me.task
+        assert task is not None
         w, objective, gap = found.w, found.certificate.objective, found.certificate.gap
+        length = {name: state[name] for name in ("passes", *longer.known())}
         if not objective <= state["held"] + 1e-12 * abs(state["held"]):
             eta, w, objective, gap = eta / 2, state["before"], state["held"], state["gap"]
-            found = yield from self.found(w, me)
-        elif self.passes is None and math.isfinite(state["gap"]):
-            slow = gap > _FELL * state["gap"] and gap > _NOISE * abs(objective)
-            passes = min(_MOST_PASSES, passes * 2) if slow else passes
-        mu = self.pull(me)
-        asked = Steps(
+            found, length["left"] = (yield from self.found(w, me)), 0.0
+        elif self.passes is None:
+            length = longer.next_passes(state, gap, objective, task.l2)
+        n, seed = math.ceil(length["passes"] * task.n_own), (me.seed, me.rank, state["step"])
+        asked = self.steps(w, found.z, found.here, n=n, eta=eta, seed=seed, me=me)
+        after = yield from self.walked(asked, state["step"], me)
+        after = torch.where(torch.isfinite(after), after, math.inf)
+        kept = {"eta": eta, "before": w, "held": objective, "gap": gap, **length}
+        return task.nearest(after), kept
+
+    def searched(self, state: State, found: Found, me: Worker) -> Program[State]:
+        """With a step size, the least that a worker asks for, and passes, if they are not known."""
+        task, eta, passes = me.task, state["eta"], state["passes"]
+        assert task is not None
+        if eta and passes:
+            return state
+        w, walk = found.w, partial(self.steps, me=me)
+        if not eta:
+            search = partial(longer.eta, task, w, walk, self.pull(me), passes or longer.TRIED[0])
+            n = longer.eta_samples(task, passes or longer.TRIED[0])
+            wish = yield Local(work=search, batches=task.batches(n))
+            eta = yield from self.least(wish)
+        if not passes:
+            tries = partial(longer.ends, task, w, walk, eta)
+            own = yield Local(work=tries, batches=task.batches(longer.ends_samples(task)))
+            (told,) = yield from self.summed(w.new_tensor(own))
+            passes = longer.TRIED[int(told.argmin())]
+        return {**state, "eta": eta, "passes": passes}
+
+    def steps(
+        self,
+        w: torch.Tensor,
+        z: torch.Tensor,
+        here: Here,
+        *,
+        n: int,
+        eta: float,
+        seed: Sequence[int],
+        me: Worker,
+    ) -> Steps:
+        """So many of this size, around w, where the gradient of all that are summed is z."""
+        return Steps(
             start=w,
             anchor=w,
-            slopes=found.here.slopes,
-            b=found.z + self.offset(w, me),
-            n=math.ceil(passes * task.n_own),
+            slopes=here.slopes,
+            b=z + self.offset(w, me),
+            n=n,
             eta=eta,
-            seed=(me.seed, me.rank, state["step"]),
-            mu=mu,
+            seed=seed,
+            mu=self.pull(me),
             exact=self.exact,
             mean=self.send == "mean",
         )
-        after = yield from self.walked(asked, state["step"], me)
-        after = torch.where(torch.isfinite(after), after, math.inf)
-        kept = {"eta": eta, "passes": passes, "before": w, "held": objective, "gap": gap}
-        return task.nearest(after), kept
 
     def walked(self, asked: Steps, step: int, me: Worker) -> Program[torch.Tensor]:
         """The mean of where all workers' steps lead."""
@@ -114,6 +147,10 @@ class Anchored(FiniteSum, frozen=True, kw_only=True):
         eta: float = state["eta"]
         return eta
 
+    def length(self, state: State) -> float | None:
+        """As searched for, given, or grown to."""
+        return state["passes"] or None
+
 
 class PSCOPE(Anchored, frozen=True, kw_only=True, tag="pSCOPE", tag_field="kind"):
     """Local steps with a prox, so that sparse models stay so: any penalty.
@@ -126,8 +163,10 @@ class PSCOPE(Anchored, frozen=True, kw_only=True, tag="pSCOPE", tag_field="kind"
 
     Attributes:
         eta: Step size; unless given, it is searched for on some of the samples.
-        passes: Local steps of a round, over the samples of a worker; unless given, 1, and twice as
-            many from each round on that leaves more than 0.3 of the gap, up to 16.
+        passes: Local steps of a round, over the samples of a worker; unless given, they are
+            searched for too: 1, 2, 4 or 10, whichever leads lowest on some of the samples for equal
+            work, where a round's gradient and sums count as 2. Then twice as many from each round
+            on that leaves more than 0.3 of the gap, up to 16, for as long as it helps.
         send: What is averaged: where local steps end, or the mean of all models on the way.
     """
 
@@ -144,8 +183,10 @@ class SCOPE(Anchored, frozen=True, kw_only=True, tag="SCOPE", tag_field="kind"):
 
     Attributes:
         eta: Step size; unless given, it is searched for on some of the samples.
-        passes: Local steps of a round, over the samples of a worker; unless given, 1, and twice as
-            many from each round on that leaves more than 0.3 of the gap, up to 16.
+        passes: Local steps of a round, over the samples of a worker; unless given, they are
+            searched for too: 1, 2, 4 or 10, whichever leads lowest on some of the samples for equal
+            work, where a round's gradient and sums count as 2. Then twice as many from each round
+            on that leaves more than 0.3 of the gap, up to 16, for as long as it helps.
         send: What is averaged: where local steps end, or the mean of all models on the way.
         c: Pull to the anchor.
     """
