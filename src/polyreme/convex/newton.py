@@ -175,7 +175,7 @@ def solve(
         penalty = replace(penalty, l1=penalty.l1 + penalty.group_l1, group_l1=0.0)
         shard = replace(shard, objective=replace(shard.objective, penalty=penalty))
     w = _begun(shard, max_rounds) if start is None else start.astype(float)
-    found = _minimum(shard, w, tol, max_rounds)
+    found = _sharpened(shard, _minimum(shard, w, tol, max_rounds), tol, max_rounds)
     # Predictions were added up step by step: what that lost is in no certificate.
     p = passes.predictions(*_parts(shard.rows), found.w)
     if shard is given and np.abs(p - found.p).max() <= 1e-13 * (1.0 + np.abs(p).max()):
@@ -191,6 +191,24 @@ def _minimum(shard: Shard, w: np.ndarray, tol: float, max_rounds: int) -> Solved
     if not (penalty.l1 or penalty.group_l1) or len(w) <= _FEW:
         return newton(shard, w, p, tol=tol, max_rounds=max_rounds)
     return _widening(shard, w, p, tol, max_rounds)
+
+
+def _sharpened(shard: Shard, found: Solved, tol: float, max_rounds: int) -> Solved:
+    """After one more step, if a gap is small only by slopes at another model.
+
+    Gradients may then be of the size of the gap's root, which the step squares.
+    """
+    left, own = max_rounds - found.rounds, here(shard, found.w, found.p, 0.0).certificate
+    penalty = shard.objective.penalty
+    if left <= 0 or done(penalty, own, tol) or not done(penalty, found.certificate, tol):
+        return found
+    after = _minimum(shard, found.w, tol, left)
+    if after.certificate.objective > found.certificate.objective:
+        return found
+    kept = Below().after(found.certificate, found.p)
+    return replace(
+        after, certificate=kept.of(after.certificate), rounds=found.rounds + after.rounds
+    )
 
 
 def _begun(shard: Shard, max_rounds: int) -> np.ndarray:
