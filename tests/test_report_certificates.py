@@ -10,7 +10,7 @@ import numpy as np
 import report_run
 from page_text import Page
 from polyreme import api
-from polyreme.report import certificates, figures, partition
+from polyreme.report import certificates, facts, figures, partition
 from polyreme.report.page import render
 from polyreme.report.runs import read_run
 from polyreme.report.tables import outcome_rows
@@ -42,6 +42,15 @@ def test_a_certificate_is_drawn_where_its_model_was_not_a_step_later(tmp_path: P
     assert set(drawn["gap"]["xs"]) == {"steps", "seconds", "wire"}
     assert unpacked(drawn["gap"]["xs"]["wire"][0])[0] == 0
     assert "metrics" not in drawn
+
+
+def test_a_sync_that_asks_no_rule_is_not_said_to_step_by_one(tmp_path: Path) -> None:
+    run = read_run(report_run.certified(tmp_path / "run"))
+    parallel = {"rule": {"kind": "AdamW"}, "sync": {"kind": "pSCOPE"}}
+    run = msgspec.structs.replace(run, spec={**run.spec, "data_parallel": parallel})
+    assert facts.algorithm(run) == "pSCOPE"
+    evaluated = msgspec.structs.replace(run, steps=tuple(report_run.make_steps(10)))
+    assert facts.algorithm(evaluated) == "AdamW, pSCOPE"
 
 
 def test_the_best_bound_is_below_no_round_and_above_no_gap(tmp_path: Path) -> None:

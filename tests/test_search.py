@@ -87,10 +87,18 @@ def _spied(task: Any, asked: list[int]) -> Any:
 
 
 def test_a_search_has_no_more_steps_where_a_worker_has_more_samples() -> None:
-    problem = Problem(WEAK, n=20_000)
+    problem = Problem(WEAK, n=10_000)
     asked: list[int] = []
     found = ends(_spied(problem.team(1)[0].task, asked), *_at_zero(problem)[:2], 0.05)
     assert max(asked) <= MOST_STEPS
+    assert [math.isfinite(each) for each in found] == [True, True, False, False]
+
+
+def test_nothing_is_played_where_there_is_one_length_to_choose_from() -> None:
+    problem = Problem(WEAK, n=20_000)
+    asked: list[int] = []
+    found = ends(_spied(problem.team(1)[0].task, asked), *_at_zero(problem)[:2], 0.05)
+    assert not asked
     assert [math.isfinite(each) for each in found] == [True, False, False, False]
 
 

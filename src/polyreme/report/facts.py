@@ -332,9 +332,12 @@ _FIGURES = ("every", "ratio", "levels", "rank")
 def algorithm(run: Run) -> str:
     """How replicas exchange, such as "SGD, TopK (ratio 0.01)"; empty where they sum gradients."""
     tables = run.spec.get("data_parallel")
-    parts = tables.values() if isinstance(tables, Mapping) else ()
+    parts = dict(tables) if isinstance(tables, Mapping) else {}
+    if any(event.objective is not None for event in run.steps):
+        # A sync that certifies asks no rule.
+        return str(parts["sync"]["kind"]) if "sync" in parts else ""
     names = []
-    for part in parts:
+    for part in parts.values():
         if isinstance(part, Mapping) and part.get("kind", "None") not in _PLAIN:
             held = {key: part.get(key) for key in _FIGURES}
             figures = [f"{k} {v:g}" for k, v in held.items() if isinstance(v, int | float)]

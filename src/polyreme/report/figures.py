@@ -14,7 +14,9 @@ from .trouble import run_spikes
 from .words import number
 
 TIME_BINS = 48
-CERTIFIED = frozenset(("objective", "gap"))  # metrics that have charts of their own
+CERTIFIED = frozenset(
+    ("objective", "gap", "gradient")
+)  # of a model's certificate, not of how it predicts
 BASELINES = {
     "bigram_loss": "bigram model (baseline)",
     "unigram_loss": "unigram model (baseline)",

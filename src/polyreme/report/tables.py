@@ -53,6 +53,9 @@ class Table(msgspec.Struct, frozen=True, kw_only=True):
     numeric: tuple[int, ...] = ()
 
 
+_NOTES = {"gradient": "the largest entry, of w - prox(w - g)"}
+
+
 def outcome_rows(run: Run) -> tuple[Row, ...]:
     """Loss, metrics, speed and size of a run, in words."""
     total = totals(run)
@@ -64,7 +67,7 @@ def outcome_rows(run: Run) -> tuple[Row, ...]:
         if name == "objective":
             rows.append(_certified(value, total.metrics.get("gap")))
             continue
-        note = beside_baseline(run) if name == "heldout_loss" else ""
+        note = beside_baseline(run) if name == "heldout_loss" else _NOTES.get(name, "")
         shown = percent(value) if name.endswith("accuracy") else number(value)
         rows.append(
             Row(label=name.replace("heldout", "held-out").replace("_", " "), value=shown, note=note)

@@ -57,21 +57,21 @@ def ends(task: Sum, w: torch.Tensor, walk: Walk, eta: float) -> list[float]:
     use of. All workers add theirs up, so that they choose the same, and one whose samples make
     steps diverge is heard.
     """
+    if not _tried(task):
+        return [0.0] + [math.inf] * (len(TRIED) - 1)
     few = task.few(FEW)
-    return [
+    found = [
         came_to(few, w, walk, eta, _steps(task, passes), round(WORK / (FIXED + passes)))
-        if passes == TRIED[0] or passes * task.n_own <= MOST_STEPS
-        else math.inf
-        for passes in TRIED
+        for passes in _tried(task)
     ]
+    return found + [math.inf] * (len(TRIED) - len(found))
 
 
 def ends_samples(task: Sum) -> int:
     """Samples that this search goes through."""
     return sum(
         round(WORK / (FIXED + passes)) * (_few(task) + _steps(task, passes))
-        for passes in TRIED
-        if passes == TRIED[0] or passes * task.n_own <= MOST_STEPS
+        for passes in _tried(task)
     )
 
 
@@ -92,6 +92,12 @@ def next_passes(state: State, gap: float, objective: float, l2: float) -> State:
     if left > _FELL and not rest and passes < _MOST_PASSES:
         return {"passes": min(_MOST_PASSES, 2 * passes), "left": left, "rest": 0, "wait": wait}
     return still
+
+
+def _tried(task: Sum) -> tuple[float, ...]:
+    """Those that are played; none if there is nothing to choose from."""
+    short = tuple(passes for passes in TRIED if passes * task.n_own <= MOST_STEPS)
+    return short if len(short) > 1 else ()
 
 
 def _few(task: Sum) -> int:
