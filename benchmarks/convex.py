@@ -169,7 +169,7 @@ def rounds(given: argparse.Namespace) -> None:
             n_rounds = NEVER if came is None else came[0]
             shown = f"{came[0]} | {came[1] / 1e6:.3g}" if came else f"> {way.points[-1][0]} | -"
             asked = "-" if rate is None else f"{rate * curvature:g}/L"
-            times = "" if ours is None else f"{n_rounds / ours:.3g}"
+            times = "" if ours is None else f"{n_rounds / ours:.4g}"
             print(f"| {method.name} | {shown} | {asked} | {times} |", flush=True)
 
 
