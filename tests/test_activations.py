@@ -145,7 +145,7 @@ FRESH = {
 }
 
 
-@pytest.mark.slice("one-kv-head-bf16", "packed-kv-heads-fp32", "gpt2-fp32", "vit-fp32", "lstm-fp32")
+@pytest.mark.slice("one-kv-head-bf16", "packed-kv-heads-fp32", "gpt2-fp32")
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 @pytest.mark.parametrize("model", FRESH)
 def test_activations_hold_where_parts_do_not_divide_evenly(model, precision, monkeypatch) -> None:

@@ -92,6 +92,7 @@ def _model(
     return w, delays
 
 
+@pytest.mark.slice(1)
 @pytest.mark.parametrize(
     ("aggregate", "plain"),
     [
@@ -175,6 +176,7 @@ HOSTILE = {
 }
 
 
+@pytest.mark.slice(3)
 @pytest.mark.parametrize("attack", HOSTILE.values(), ids=HOSTILE)
 @pytest.mark.parametrize("more", [{}, {"feedback": WorkerMomentum(momentum=0.5)}], ids=str)
 def test_hostile_pushes_spoil_asgd_and_not_basgd(attack: Any, more: dict[str, Any]) -> None:

@@ -40,7 +40,7 @@ def _of(sync: BASGD, **more: Any) -> DataParallel:
 
 @pytest.mark.parametrize("kills", [0, 3])
 @pytest.mark.parametrize("aggregate", [None, MajorityVote()], ids=str)
-@pytest.mark.slice(2)
+@pytest.mark.slice(1)
 def test_a_recorded_order_of_arrival_played_again_gives_the_same_bits(
     kills: int, aggregate: Any, tmp_path
 ) -> None:
@@ -169,6 +169,7 @@ def _storm(seed: int, n_moments: int, folder: Path) -> None:
         assert (_snapshot(folder, server)["worker/0/params"] - piece).norm() < 0.1
 
 
+@pytest.mark.long
 def test_signals_at_random_moments_lose_nothing(tmp_path) -> None:
     _storm(1, 8, tmp_path)
 

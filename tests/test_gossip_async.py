@@ -166,6 +166,7 @@ def test_a_ring_has_active_and_passive_workers_in_turn() -> None:
 # Push-sum --------------------------------------------------------------------------------------
 
 
+@pytest.mark.slice(4)
 @pytest.mark.parametrize("graph", [*GRAPHS, RandomMatching()], ids=lambda g: type(g).__name__)
 @pytest.mark.parametrize("least", [0.01, 0.5])
 def test_weights_sum_to_the_number_of_workers_at_every_moment(graph, least: float) -> None:

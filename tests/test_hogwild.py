@@ -319,6 +319,7 @@ workers = 2
 """
 
 
+@pytest.mark.long
 def test_a_run_is_logged_without_gap_and_goes_on_from_its_checkpoint(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -31,6 +31,7 @@ penalties = pytest.mark.parametrize("name", PENALTIES)
 LARGER = Objective(penalty=Penalty(l1=0.003))
 
 
+@pytest.mark.slice(3)
 @penalties
 @pytest.mark.parametrize("loss", ["logistic", "squared_hinge", "hinge", "squared"])
 def test_no_bound_is_above_the_optimum_and_none_is_lost(loss: Any, name: str) -> None:

@@ -68,6 +68,7 @@ def test_what_peers_give_fits_is_priced_right_and_never_beats_the_optimum(seed):
         assert (found.proved, found.bound_s) == (False, 0.0), name
 
 
+@pytest.mark.slice(1)
 @pytest.mark.parametrize("seed", [1, 7, 5])
 def test_where_time_runs_out_no_peer_is_better_still(seed):
     """Labels that kept few, and had no time for more, ended above what peers find in less."""

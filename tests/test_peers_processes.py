@@ -44,6 +44,7 @@ def _of(sync) -> DataParallel:
     return DataParallel(rule=SGD(), sync=sync)
 
 
+@pytest.mark.slice(1)
 @each_member
 def test_the_messages_that_servers_took_in_their_order_give_the_same_bits(sync, tmp_path) -> None:
     algorithm = _of(sync)
@@ -73,6 +74,7 @@ def _came(folder: Path, n_servers: int) -> dict[tuple[int, int, int], list[int]]
     return found
 
 
+@pytest.mark.slice(1)
 @each_kind
 def test_a_killed_worker_comes_back_and_others_do_not_wait(sync, tmp_path) -> None:
     with members(_of(sync), 3, tmp_path) as run:
@@ -100,6 +102,7 @@ def test_a_stopped_worker_is_not_waited_for_longer_than_was_asked(sync, tmp_path
         run.until(2)
 
 
+@pytest.mark.slice(1)
 @pytest.mark.parametrize("sync", [PartialReduce(group_size=2), AsyncPushSum()])
 def test_a_killed_server_comes_back_and_all_go_on(sync, tmp_path) -> None:
     with members(_of(sync), 3, tmp_path) as run:
@@ -116,7 +119,7 @@ def test_a_killed_server_comes_back_and_all_go_on(sync, tmp_path) -> None:
             assert numbers == list(range(1, len(numbers) + 1))
 
 
-@pytest.mark.slice(1)
+@pytest.mark.long
 @pytest.mark.parametrize("sync", [ADPSGD(), AsyncPushSum(graph=Complete())], ids=_name)
 def test_a_killed_keeper_goes_on_with_the_model_that_its_worker_has(sync, tmp_path) -> None:
     """Without a snapshot; it went back to the first model, and took all others with it."""

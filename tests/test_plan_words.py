@@ -23,6 +23,7 @@ from polyreme.units import parse_seconds, show_seconds
 replace = msgspec.structs.replace
 
 
+@pytest.mark.slice(5)
 @pytest.mark.parametrize(
     ("family", "parallel"),
     [

@@ -26,6 +26,7 @@ def test_layers_that_the_stages_do_not_divide_are_all_planned(n_blocks, pp):
     assert check(plan, graph, machines, workload(12)) == []
 
 
+@pytest.mark.slice(2)
 @pytest.mark.parametrize("fixed", [Parallel(), Parallel(pp=2), Parallel(shard=4, level="params")])
 @pytest.mark.parametrize("memory", [40, 400])
 def test_a_layer_larger_than_every_device_is_named_with_its_bytes(fixed, memory):

@@ -41,7 +41,7 @@ def _content(folder: Path) -> dict[str, bytes]:
     return {str(each.relative_to(folder)): each.read_bytes() for each in files}
 
 
-@pytest.mark.slice("simulate-served", "simulate-local", "train-plain")
+@pytest.mark.slice("simulate-served", "train-plain")
 @pytest.mark.parametrize(
     ("command", "changes"),
     [

@@ -77,6 +77,7 @@ def _initial(graph):
     return weights
 
 
+@pytest.mark.slice(1)
 @pytest.mark.parametrize(
     "layout", [{"replica": 2}, {"shard": 2, "level": "grads"}, {"shard": 2, "level": "params"}]
 )

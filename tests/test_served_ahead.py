@@ -200,6 +200,7 @@ def test_orlomo_of_one_local_step_is_ormo_at_a_rate_by_delay() -> None:
     _close(ours.states[n]["momentum"], theirs.states[n]["momentum"])
 
 
+@pytest.mark.slice(3)
 @pytest.mark.parametrize(
     "sync",
     [

@@ -99,6 +99,7 @@ def test_packets_of_all_entries_are_answers_as_they_are(sync) -> None:
         torch.testing.assert_close(one["params"], other["params"], rtol=0, atol=1e-12)
 
 
+@pytest.mark.slice(4)
 @pytest.mark.parametrize(
     "sync",
     [sync for sync in _members() if sync.servers == 1],
@@ -275,6 +276,7 @@ def _snapshot(folder: Path, server: int) -> dict[str, torch.Tensor]:
     return load_file(folder / f"server-{server}.safetensors")
 
 
+@pytest.mark.slice(1)
 @pytest.mark.parametrize("sync", [ASGD(), OrLoMo(local_steps=3)])
 def test_an_order_recorded_in_processes_played_again_gives_the_same_bits(sync, tmp_path) -> None:
     algorithm = _of(sync, TopK(ratio=0.25))
@@ -289,6 +291,7 @@ def test_an_order_recorded_in_processes_played_again_gives_the_same_bits(sync, t
     assert torch.equal(post.params, _snapshot(tmp_path, 0)["worker/0/params"])
 
 
+@pytest.mark.long
 def test_killed_workers_and_servers_lose_nothing_and_hold_what_is_thought(tmp_path) -> None:
     """A worker that did not hold what its servers think would keep all from the optimum.
 

@@ -86,6 +86,7 @@ def _bounded(seed: int) -> None:
     assert max(clocks) - min(clocks) <= staleness + 1
 
 
+@pytest.mark.slice(3)
 @pytest.mark.parametrize("chunk", range(10))
 def test_ssp_sees_all_before_the_bound(chunk: int) -> None:
     """A hundred schedules each, by what updates the parameters of each gradient contain."""

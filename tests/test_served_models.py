@@ -239,7 +239,7 @@ def _squares(a: list[torch.Tensor], b: list[torch.Tensor]):
     return lambda rank, _batch, w: a[rank].T @ (a[rank] @ w - b[rank]) / 6
 
 
-@pytest.mark.slice(2)
+@pytest.mark.slice(1)
 @pytest.mark.parametrize(("barrier", "delay"), [(1, 4), (2, 8), (4, 1)])
 def test_admm_solves_least_squares_of_all_workers(barrier: int, delay: int) -> None:
     n, drawn = 4, random.Random(1)

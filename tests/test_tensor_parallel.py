@@ -20,6 +20,7 @@ FIRST = ("gemma2", "gpt2", "phi3", "swin")
 EACH = [*FIRST, *(pytest.param(n, marks=pytest.mark.long) for n in CASES if n not in FIRST)]
 
 
+@pytest.mark.slice(2)
 @pytest.mark.parametrize("name", EACH)
 def test_parts_compute_what_the_whole_computes(pool, name):
     ways = [(degree, sp, degree == 4) for degree in (2, 4) for sp in (False, True)]

@@ -29,7 +29,7 @@ def _events(run: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (run / "log.jsonl").read_text().splitlines()]
 
 
-@pytest.mark.slice(1)
+@pytest.mark.long
 @pytest.mark.parametrize("sync", ["PartialReduce", "ADPSGD", "AsyncPushSum"])
 def test_a_run_ends_is_logged_and_goes_on_from_its_checkpoint(sync: str, tmp_path: Path) -> None:
     spec, run = _spec(tmp_path, sync), tmp_path / "run"

@@ -79,6 +79,7 @@ def test_the_plan_that_training_would_choose_passes_and_writes_nothing(monkeypat
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.long
 @TWO
 def test_asked_to_end_a_verification_ends_at_once(tmp_path):
     """There is nothing to save, so no rank is waited for."""

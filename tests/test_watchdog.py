@@ -36,6 +36,7 @@ def _failure(launcher: Launcher, rank: int, how: str, n: int = 3) -> RankFailed:
     return caught.value
 
 
+@pytest.mark.slice(1)
 @pytest.mark.parametrize(
     ("how", "said"),
     [
@@ -61,6 +62,7 @@ def test_a_rank_that_does_not_come_is_named_with_its_stack(
     assert verdict.stack in str(error)
 
 
+@pytest.mark.slice(1)
 @pytest.mark.parametrize("n", [2, 3])
 @pytest.mark.parametrize(
     ("how", "called"),
