@@ -112,6 +112,12 @@ def test_steps_that_were_skipped_come_to_what_each_comes_to(
     np.testing.assert_allclose(task.steps(asked).numpy(), want, rtol=0, atol=1e-10)
 
 
+def test_a_few_pairs_have_as_much_more_of_the_penalty_as_is_asked() -> None:
+    task, w = _task(0), _model(1)
+    assert task.few(5, heavier=8.0).n_own == 5
+    assert task.few(5, heavier=8.0).penalty(w) == pytest.approx(8 * task.penalty(w), rel=1e-15)
+
+
 def test_a_worker_without_pairs_stays_where_it_is() -> None:
     task, w = _task(0, n=0), _model(1)
     here = task.at(w)

@@ -13,7 +13,7 @@ import torch
 from finite_sums import Problem, Run
 from polyreme.algo.search import FACTORS, came_to, first_eta, plain
 from polyreme.algo.sync import PSCOPE, SCOPE
-from polyreme.algo.sync.longer import FIXED, MOST_STEPS, TRIED, WORK, ends, known, next_passes
+from polyreme.algo.sync.longer import AS_MANY, FIXED, TRIED, WORK, chosen, ends, known, next_passes
 from polyreme.algo.task import Steps
 from polyreme.convex.problem import Objective, Penalty
 from polyreme.convex.task import LinearTask
@@ -42,6 +42,11 @@ def test_workers_whose_samples_ask_for_other_steps_agree(sync: Any) -> None:
         assert found[0][0] <= min(alone) * max(FACTORS) / min(FACTORS)
 
 
+def _ends(task: Any, eta: float = 0.05) -> list[float]:
+    zero = torch.zeros(task.shard.rows.n_features, dtype=torch.float64)
+    return ends(task, zero, lambda _: plain(True, 0.0), eta)
+
+
 def _at_zero(problem: Problem) -> tuple[torch.Tensor, Any, float]:
     return torch.zeros(problem.n_features, dtype=torch.float64), plain(True, 0.0), 0.0
 
@@ -68,7 +73,7 @@ def test_all_lengths_are_tried_for_equal_work() -> None:
     assert all(WORK % (FIXED + passes) == 0 for passes in TRIED)
     asked: list[int] = []
     task = _spied(Problem(WEAK).team(1)[0].task, asked)
-    ends(task, *_at_zero(Problem(WEAK))[:2], 0.05)
+    _ends(task)
     n = task.n_own
     spent = {m: sum(each + FIXED * n for each in asked if each == m * n) for m in TRIED}
     assert set(spent.values()) == {WORK * n}
@@ -76,8 +81,8 @@ def test_all_lengths_are_tried_for_equal_work() -> None:
 
 def _spied(task: Any, asked: list[int]) -> Any:
     class Spied(LinearTask):
-        def few(self, n: int) -> Any:
-            return Spied(shard=self.shard.some(n), batch=self.batch)
+        def few(self, n: int, *, heavier: float = 1.0) -> Any:
+            return Spied(shard=super().few(n, heavier=heavier).shard, batch=self.batch)
 
         def steps(self, each: Steps) -> torch.Tensor:
             asked.append(each.n)
@@ -87,25 +92,45 @@ def _spied(task: Any, asked: list[int]) -> Any:
 
 
 def test_a_search_has_no_more_steps_where_a_worker_has_more_samples() -> None:
-    problem = Problem(WEAK, n=10_000)
-    asked: list[int] = []
-    found = ends(_spied(problem.team(1)[0].task, asked), *_at_zero(problem)[:2], 0.05)
-    assert max(asked) <= MOST_STEPS
-    assert [math.isfinite(each) for each in found] == [True, True, False, False]
+    asked: dict[int, list[int]] = {n: [] for n in (AS_MANY, 20_000)}
+    for n, each in asked.items():
+        task = _spied(Problem(WEAK, n=n).team(1)[0].task, each)
+        found = _ends(task)
+        assert all(map(math.isfinite, found))
+    assert asked[AS_MANY] == asked[20_000]
+    assert max(asked[20_000]) == max(TRIED) * AS_MANY
 
 
-def test_nothing_is_played_where_there_is_one_length_to_choose_from() -> None:
-    problem = Problem(WEAK, n=20_000)
-    asked: list[int] = []
-    found = ends(_spied(problem.team(1)[0].task, asked), *_at_zero(problem)[:2], 0.05)
-    assert not asked
-    assert [math.isfinite(each) for each in found] == [True, False, False, False]
+def test_many_samples_want_fewer_passes_than_few_do() -> None:
+    few, many = (Problem(WEAK, n=n, n_features=60).team(1)[0].task for n in (AS_MANY, 20 * AS_MANY))
+    assert chosen(_ends(many)) < chosen(_ends(few))
+
+
+def test_the_fewest_passes_are_taken_of_those_that_come_as_low_but_for_rounding() -> None:
+    assert chosen([1.0 + 1e-13, 1.0, 1.1, 1.2]) == TRIED[0]
+    assert chosen([1.1, 1.0, 1.0 - 1e-12, math.inf]) == TRIED[1]
+    assert chosen([-1.0, -2.0, -2.0, -1.0]) == TRIED[1]
+    assert chosen([math.inf] * 4) == TRIED[0]
+
+
+@pytest.mark.parametrize("sync", [PSCOPE(), SCOPE(c=0.5)])
+def test_rounds_that_are_tried_are_pulled_by_the_penalty_of_the_few(sync: Any) -> None:
+    me = Problem(WEAK).team(1)[0]
+    heavy = me.task.few(60, heavier=7.0)
+    w = torch.ones(heavy.shard.rows.n_features, dtype=torch.float64)
+    here = heavy.at(w)
+    z = here.gradient / heavy.n_own
+    more = {"n": 1, "eta": 0.1, "seed": (0,)}
+    stepped = heavy.steps(sync.walk_on(me, heavy)(w, z, here, **more))
+    whole = z + 7.0 * me.task.l2 * w
+    assert torch.allclose(stepped, w - 0.1 * whole, atol=1e-5)  # a prox is at the end of its step
+    assert not torch.allclose(stepped, w - 0.1 * (z + me.task.l2 * w), atol=1e-5)
 
 
 def test_steps_that_diverge_on_one_worker_alone_are_not_taken() -> None:
     class Fragile(LinearTask):
-        def few(self, n: int) -> Any:
-            return Fragile(shard=self.shard.some(n), batch=self.batch)
+        def few(self, n: int, *, heavier: float = 1.0) -> Any:
+            return Fragile(shard=super().few(n, heavier=heavier).shard, batch=self.batch)
 
         def steps(self, asked: Steps) -> torch.Tensor:
             found = super().steps(asked)
@@ -138,7 +163,7 @@ def test_a_worker_whose_rows_are_empty_asks_for_nothing() -> None:
     problem.__dict__["data"] = x * 0.0, y
     task = problem.team(1)[0].task
     assert first_eta(task, *_at_zero(problem)) == 1.0
-    assert len(set(ends(task, *_at_zero(problem)[:2], 1.0))) == 1
+    assert len(set(_ends(task, 1.0))) == 1
 
 
 def _played(lefts: Any, l2: float, most: int = 40) -> list[float]:

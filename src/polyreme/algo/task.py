@@ -144,8 +144,11 @@ class Sum(Protocol):
     def penalty(self, w: torch.Tensor) -> float:
         """R(w), where R is finite."""
 
-    def few(self, n: int) -> Sum:
-        """Up to so many of the samples, for trying out: alike, or those with least stable steps."""
+    def few(self, n: int, *, heavier: float = 1.0) -> Sum:
+        """Up to so many of the samples, for trying out: alike, or those with least stable steps.
+
+        With `heavier` times the penalty.
+        """
 
     def smoothness(self, w: torch.Tensor) -> float:
         """The largest curvature of a sample's loss, near w; 0 without samples."""
@@ -153,6 +156,9 @@ class Sum(Protocol):
 
 class Task(Sum, Protocol):
     """A worker's samples of the sum of a linear model, whose losses are of predictions x_i w."""
+
+    def few(self, n: int, *, heavier: float = 1.0) -> Task:
+        """See `Sum.few`."""
 
     def curvature(self) -> float:
         """The largest curvature of a sample's loss, over all weights."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -133,9 +133,10 @@ class FactorTask(Unbounded):
         """Of l2."""
         return self.l2 / 2 * float(w @ w)
 
-    def few(self, n: int) -> FactorTask:
+    def few(self, n: int, *, heavier: float = 1.0) -> FactorTask:
         """Those where steps are least stable."""
-        return FactorTask(objective=self.objective, block=self.block.busiest(n), batch=self.batch)
+        objective = replace(self.objective, l2=heavier * self.l2)
+        return FactorTask(objective=objective, block=self.block.busiest(n), batch=self.batch)
 
     def smoothness(self, w: torch.Tensor) -> float:
         """See `factors.curvature`."""

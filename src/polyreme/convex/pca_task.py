@@ -193,8 +193,8 @@ class RowTask(Unbounded):
         """Whatever is allowed costs nothing."""
         return 0.0
 
-    def few(self, n: int) -> RowTask:
-        """Evenly spread."""
+    def few(self, n: int, *, heavier: float = 1.0) -> RowTask:
+        """Evenly spread; there is no penalty."""
         n = min(n, self.n_own)
         rows = self.rows.take(np.arange(n) * self.n_own // max(1, n))
         return RowTask(components=self.components, rows=rows, batch=self.batch, centre=self.centre)

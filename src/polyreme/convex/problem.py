@@ -7,7 +7,7 @@ R(w) = l1 |w|_1 + group_l1 sum_g |w_g|_2 + l2/2 |w|_2^2
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -27,6 +27,11 @@ class Penalty:
     l2: float = 0.0
     group_l1: float = 0.0
     group_size: int = 1
+
+    def times(self, factor: float) -> Penalty:
+        """Factor R."""
+        l1, l2, group_l1 = factor * self.l1, factor * self.l2, factor * self.group_l1
+        return replace(self, l1=l1, l2=l2, group_l1=group_l1)
 
     def value(self, w: np.ndarray) -> float:
         """R(w)."""

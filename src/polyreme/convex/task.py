@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zlib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -145,9 +145,11 @@ class LinearTask:
             )
         )
 
-    def few(self, n: int) -> LinearTask:
+    def few(self, n: int, *, heavier: float = 1.0) -> LinearTask:
         """Evenly spread."""
-        return LinearTask(shard=self.shard.some(n), batch=self.batch)
+        some = self.shard.some(n)
+        objective = replace(some.objective, penalty=some.objective.penalty.times(heavier))
+        return LinearTask(shard=replace(some, objective=objective), batch=self.batch)
 
     def smoothness(self, w: torch.Tensor) -> float:
         """See `choice.smoothness`."""

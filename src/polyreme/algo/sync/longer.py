@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from ..search import FACTORS, FEW, ROUNDS, Walk, came_to, first_eta
-from ..task import Sum
+from ..task import Sum, Task
 from .kind import State
 
 if TYPE_CHECKING:
@@ -15,7 +16,9 @@ if TYPE_CHECKING:
 TRIED = (1.0, 2.0, 4.0, 10.0)  # passes of a round; each divides WORK with FIXED added
 FIXED = 2.0  # passes that a round costs beside its steps: one for its gradient, one for its sums
 WORK = 24.0  # passes for which each is tried
-MOST_STEPS = 32_000  # of a round that is tried
+AS_MANY = 3200  # samples, at most, that passes are of in rounds that are tried
+_ALIKE = 1e-9  # of the objective: ends that differ by less do not
+MOST_STEPS = 32_000  # of a round that a step size is tried in
 _MOST_PASSES = 16.0
 _FELL = 0.3  # a round that leaves more of the gap than this is a slow one
 _NOISE = 1e-13  # of the objective: a gap that rounding may be
@@ -49,30 +52,38 @@ def eta_samples(task: Sum, passes: float) -> int:
     return len(FACTORS) * _ETA_ROUNDS * (_few(task) + _steps(task, passes))
 
 
-def ends(task: Sum, w: torch.Tensor, walk: Walk, eta: float) -> list[float]:
-    """What each of TRIED comes to for equal work; infinite if it has too many steps to be tried.
+def ends(task: Task, w: torch.Tensor, walk_on: Callable[[Task], Walk], eta: float) -> list[float]:
+    """What each of TRIED comes to for equal work on few samples.
 
     A round of M passes costs M + FIXED: what is lowest after equal work is neither one that has
     many rounds for want of steps, nor one that has steps which the next gradient would make better
     use of. All workers add theirs up, so that they choose the same, and one whose samples make
     steps diverge is heard.
+
+    How many passes pay depends on the penalty over the number of samples, the more the less there
+    is of it (in (1 + L / (n l2)) log(1/e) passes to e, of stochastic steps that reduce variance).
+    So a worker with more samples than AS_MANY is played as one that has AS_MANY, with as much more
+    of the penalty: the choice costs no more steps for more samples.
     """
-    if not _tried(task):
-        return [0.0] + [math.inf] * (len(TRIED) - 1)
-    few = task.few(FEW)
-    found = [
-        came_to(few, w, walk, eta, _steps(task, passes), round(WORK / (FIXED + passes)))
-        for passes in _tried(task)
+    n = min(task.n_own, AS_MANY)
+    few = task.few(FEW, heavier=task.n_own / max(1, n))
+    return [
+        came_to(few, w, walk_on(few), eta, math.ceil(passes * n), round(WORK / (FIXED + passes)))
+        for passes in TRIED
     ]
-    return found + [math.inf] * (len(TRIED) - len(found))
 
 
 def ends_samples(task: Sum) -> int:
     """Samples that this search goes through."""
-    return sum(
-        round(WORK / (FIXED + passes)) * (_few(task) + _steps(task, passes))
-        for passes in _tried(task)
-    )
+    n, few = min(task.n_own, AS_MANY), min(task.n_own, FEW)
+    return sum(round(WORK / (FIXED + passes)) * (few + math.ceil(passes * n)) for passes in TRIED)
+
+
+def chosen(ends: Sequence[float]) -> float:
+    """The fewest passes of those that come to the lowest, from sums of `ends` over workers."""
+    least = min(ends)
+    lowest = least + _ALIKE * abs(least)
+    return TRIED[next(k for k, end in enumerate(ends) if end <= lowest)]
 
 
 def next_passes(state: State, gap: float, objective: float, l2: float) -> State:
@@ -92,12 +103,6 @@ def next_passes(state: State, gap: float, objective: float, l2: float) -> State:
     if left > _FELL and not rest and passes < _MOST_PASSES:
         return {"passes": min(_MOST_PASSES, 2 * passes), "left": left, "rest": 0, "wait": wait}
     return still
-
-
-def _tried(task: Sum) -> tuple[float, ...]:
-    """Those that are played; none if there is nothing to choose from."""
-    short = tuple(passes for passes in TRIED if passes * task.n_own <= MOST_STEPS)
-    return short if len(short) > 1 else ()
 
 
 def _few(task: Sum) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
@@ -18,7 +19,8 @@ from .kind import State
 if TYPE_CHECKING:
     import torch
 
-    from ..task import Here
+    from ..search import Walk
+    from ..task import Here, Task
     from ..worker import Worker
 
 _Rate = Annotated[float, msgspec.Meta(gt=0)]
@@ -99,11 +101,15 @@ class Anchored(FiniteSum, frozen=True, kw_only=True):
             wish = yield Local(work=search, batches=task.batches(n))
             eta = yield from self.least(wish)
         if not passes:
-            tries = partial(longer.ends, task, w, walk, eta)
+            tries = partial(longer.ends, task, w, partial(self.walk_on, me), eta)
             own = yield Local(work=tries, batches=task.batches(longer.ends_samples(task)))
             (told,) = yield from self.summed(w.new_tensor(own))
-            passes = longer.TRIED[int(told.argmin())]
+            passes = longer.chosen(told.tolist())
         return {**state, "eta": eta, "passes": passes}
+
+    def walk_on(self, me: Worker, few: Task) -> Walk:
+        """Steps as a worker takes them that has but these samples."""
+        return partial(self.steps, me=replace(me, task=few))
 
     def steps(
         self,
