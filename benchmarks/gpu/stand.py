@@ -9,8 +9,8 @@ import itertools
 import math
 import statistics
 import time
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -41,6 +41,7 @@ if TYPE_CHECKING:
 
     from polyreme.cluster.types import Cluster
     from polyreme.graph.layer import LayerGraph
+    from polyreme.plan.ir import Level
 
 PRECISION = "bf16"
 STEPS, WARM = 6, 2
@@ -193,6 +194,17 @@ def setting(name: str, n_devices: int | None = None, *, compiled: bool = False) 
     return Setting(model=model, n_devices=n, global_batch=n * model.batch, compiled=compiled)
 
 
+def fixed(
+    asked: Setting, *, microbatch: int, recompute: bool = False, level: Level | None = None
+) -> Parallel:
+    """The split of plain data parallelism: shards that hold parts of states, by `level`."""
+    n = asked.n_devices
+    level = level if n > 1 else None
+    return Parallel(
+        pp=1, tp=1, replica=1, shard=n, level=level, microbatch=microbatch, recompute=recompute
+    )
+
+
 def where() -> str:
     """The machine in words, for the head of a table."""
     return f"{hardware(detect(accelerators.detect()))}, torch {torch.__version__}"
@@ -218,11 +230,17 @@ class Stand:
 
     def timed(self, asked: Setting, plan: Plan, *, steps: int = STEPS) -> Timed:
         """A run of a few steps."""
+        return self.run(_timed, asked, (plan, steps))
+
+    def run(self, entry: Callable[..., Timed], asked: Setting, more: Sequence[Any]) -> Timed:
+        """What all processes time: why not, if one could not, and the most bytes."""
         try:
-            found = self._launcher.run(_timed, (asked, plan, steps), n_processes=asked.n_devices)
+            found = self._launcher.run(entry, (asked, *more), n_processes=asked.n_devices)
         except RunError as error:
             return Timed(why=_why(str(error)))
-        return max(found, key=lambda each: each.peak_bytes)
+        most = max(each.peak_bytes for each in found)
+        failed = next((each for each in found if not each.ran), None)
+        return failed or replace(found[0], peak_bytes=most)
 
 
 def plans(asked: Setting, profile: Profile, parallel: Parallel, *, top: int = 1) -> list[Plan]:
@@ -232,9 +250,16 @@ def plans(asked: Setting, profile: Profile, parallel: Parallel, *, top: int = 1)
 
 
 def flops_of_step(asked: Setting) -> float:
-    """Of the model: three times those of its forward pass, causal attention at half."""
-    graph = asked.model.graph()
-    return 3.0 * asked.global_batch * sum(layer.flops for layer in graph.layers)
+    """Of the model: three times those of its forward pass.
+
+    Of one that predicts the next token 6 for each parameter and token, and attention at half.
+    """
+    graph, model = asked.model.graph(), asked.model
+    if model.objective != "next" or model.seq_len is None:
+        return 3.0 * asked.global_batch * graph.flops
+    hidden, n_layers = model.config["hidden_size"], model.config["num_hidden_layers"]
+    of_token = 6.0 * graph.param_count + 6.0 * model.seq_len * hidden * n_layers
+    return of_token * asked.global_batch * model.seq_len
 
 
 class _Log:
