@@ -23,6 +23,8 @@ from polyreme.cluster import accelerator as accelerators
 from polyreme.runtime import mesh
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from polyreme.runtime.mesh import World
 
 Kind = Literal["fsdp2", "ddp"]
@@ -38,16 +40,25 @@ def timed(
     steps: int = STEPS,
 ) -> Timed:
     """A loop over microbatches of so many samples, until the global batch is through."""
-    return stand.run(_loop, asked, (kind, microbatch, recompute, steps))
+    return stand.run(loop, asked, (kind, microbatch, recompute, steps))
 
 
-def _loop(asked: Setting, kind: Kind, microbatch: int, recompute: bool, steps: int) -> Timed:
+def loop(
+    asked: Setting,
+    kind: Kind,
+    microbatch: int,
+    recompute: bool,
+    steps: int,
+    at_end: Callable[[], None] | None = None,
+) -> Timed:
+    """The loop in this process; `at_end` is called after each step."""
     world = mesh.open(accelerators.detect())
     n = asked.global_batch // (world.n_ranks * microbatch)
     if n * world.n_ranks * microbatch != asked.global_batch:
         return Timed(why=f"{microbatch} does not divide the batch")
     try:
-        found = _steps(asked, world, kind, microbatch, n, recompute, steps)
+        model = _model(asked, world, kind, recompute)
+        found = _steps(asked, world, model, n, steps, at_end)
     except torch.OutOfMemoryError:
         return Timed(why="out of memory")
     mesh.close(world)
@@ -57,13 +68,12 @@ def _loop(asked: Setting, kind: Kind, microbatch: int, recompute: bool, steps: i
 def _steps(
     asked: Setting,
     world: World,
-    kind: Kind,
-    microbatch: int,
+    model: torch.nn.Module,
     n: int,
-    recompute: bool,
     steps: int,
+    at_end: Callable[[], None] | None,
 ) -> Timed:
-    model = _model(asked, world, kind, recompute)
+    microbatch = asked.global_batch // (world.n_ranks * n)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5, fused=True)
     source = Noise(asked.model.sample)
     ends_s = []
@@ -78,6 +88,8 @@ def _steps(
         float(norm)  # a loop logs something
         if step >= WARM - 1:
             ends_s.append(time.perf_counter())
+        if at_end is not None:
+            at_end()
     step_s = statistics.median(b - a for a, b in itertools.pairwise(ends_s))
     return Timed(step_s=step_s, peak_bytes=world.accelerator.peak_bytes())
 

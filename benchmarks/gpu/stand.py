@@ -225,17 +225,21 @@ class Stand:
     def profile(self, asked: Setting) -> tuple[Profile, float]:
         """Measured now, and the seconds that it took, start of processes included."""
         begun_s = time.monotonic()
-        found = self._launcher.run(_measured, (asked,), n_processes=asked.n_devices)
+        found = self.launch(_measured, asked, ())
         return found[0], time.monotonic() - begun_s
 
     def timed(self, asked: Setting, plan: Plan, *, steps: int = STEPS) -> Timed:
         """A run of a few steps."""
-        return self.run(_timed, asked, (plan, steps))
+        return self.run(timed_here, asked, (plan, steps))
+
+    def launch(self, entry: Callable[..., Any], asked: Setting, more: Sequence[Any]) -> list[Any]:
+        """What `entry` gives in each process, one a device."""
+        return self._launcher.run(entry, (asked, *more), n_processes=asked.n_devices)
 
     def run(self, entry: Callable[..., Timed], asked: Setting, more: Sequence[Any]) -> Timed:
         """What all processes time: why not, if one could not, and the most bytes."""
         try:
-            found = self._launcher.run(entry, (asked, *more), n_processes=asked.n_devices)
+            found = self.launch(entry, asked, more)
         except RunError as error:
             return Timed(why=_why(str(error)))
         most = max(each.peak_bytes for each in found)
@@ -284,7 +288,10 @@ def _measured(asked: Setting) -> Profile:
     return found
 
 
-def _timed(asked: Setting, plan: Plan, steps: int) -> Timed:
+def timed_here(
+    asked: Setting, plan: Plan, steps: int, at_end: Callable[..., None] | None = None
+) -> Timed:
+    """A run of a few steps by this process; `at_end` is called after each."""
     world = mesh.open(accelerators.detect())
     log, graph = _Log(), asked.model.graph()
     job = Job(
@@ -295,7 +302,7 @@ def _timed(asked: Setting, plan: Plan, steps: int) -> Timed:
         algorithm=DataParallel(rule=RULE),
     )
     try:
-        loop.train(job, world, log=log if world.is_first else None)  # type: ignore[arg-type]
+        loop.train(job, world, log=log, progress=at_end)  # type: ignore[arg-type]
     except torch.OutOfMemoryError:
         return Timed(why="out of memory")
     ends_s = log.ends_s[WARM - 1 :]
