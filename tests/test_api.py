@@ -129,6 +129,25 @@ def test_a_profile_measured_for_another_batch_is_refused_with_what_to_do(toy, ma
     assert not pr.plan(SPEC, profile=same, devices=1)[0].assumed
 
 
+@pytest.mark.parametrize("wanted", [True, False])
+def test_a_profile_of_layers_that_run_otherwise_is_refused_with_what_to_do(toy, wanted):
+    """Compiled layers were priced by times of layers that are not."""
+    spec = SPEC | {"train": SPEC["train"] | {"compile": wanted}}
+    profile = pr.profile(spec, assume=True, devices=1)
+    for compiled in (True, False):  # assumed costs hold for either
+        assert pr.plan(spec, profile=msgspec.structs.replace(profile, compiled=compiled), devices=1)
+    made = msgspec.structs.replace(profile, global_batch=16, assumed=False, compiled=not wanted)
+    with pytest.raises(ConfigError) as raised:
+        pr.plan(spec, profile=made, devices=1)
+    (violation,) = raised.value.violations
+    assert violation.path == "--profile"
+    assert violation.rule.startswith("compile: made of layers that are ")
+    assert violation.rule.endswith(f"(train.compile = {str(wanted).lower()})")
+    assert "measure again: polyreme profile" in violation.legal
+    same = msgspec.structs.replace(made, compiled=wanted)
+    assert not pr.plan(spec, profile=same, devices=1)[0].assumed
+
+
 @pytest.mark.parametrize("n_devices", [1, 2, 3])
 def test_plan_and_train_use_the_devices_that_were_asked_for(toy, n_devices):
     profile = pr.profile(SPEC, assume=True, devices=n_devices)

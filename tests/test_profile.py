@@ -290,6 +290,23 @@ def test_a_profile_for_another_batch_is_refused_whichever_is_larger(tmp_path: Pa
     assert cached(tmp_path, "graph:a", 2, *rest) is None
 
 
+def test_of_profiles_of_compiled_layers_and_of_others_both_are_kept(tmp_path: Path) -> None:
+    """One that took the other's place, or was taken for it."""
+    plain = msgspec.structs.replace(profile_of(inputs_hash="graph:a"), global_batch=8)
+    made = msgspec.structs.replace(plain, compiled=True)
+    rest = ("graph:a", 8, made.hardware, made.versions)
+    for each in (made, plain):
+        save(each, cache_path(tmp_path, "graph:a", 8, compiled=each.compiled))
+    assert cached(tmp_path, *rest) == plain
+    assert cached(tmp_path, *rest, compiled=True) == made
+    for each in (made, plain):
+        assert valid(each, *rest, compiled=each.compiled) == []
+        (reason,) = valid(each, *rest, compiled=not each.compiled)
+        assert reason.startswith("compile: ")
+    save(plain, cache_path(tmp_path, "graph:a", 8, compiled=True))  # a file that was moved
+    assert cached(tmp_path, *rest, compiled=True) is None
+
+
 def test_an_assumed_profile_that_names_no_batch_holds_for_any_and_a_measured_one_for_none() -> None:
     made = profile_of(inputs_hash="graph:a", assumed=True, global_batch=None)
     assert valid(made, "graph:a", 3, made.hardware, made.versions) == []

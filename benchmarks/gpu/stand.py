@@ -283,7 +283,14 @@ class _Log:
 
 def _measured(asked: Setting) -> Profile:
     world = mesh.open(accelerators.detect())
-    found = measure(asked.model.graph(), asked.cluster, PRECISION, world, asked.global_batch)
+    found = measure(
+        asked.model.graph(),
+        asked.cluster,
+        PRECISION,
+        world,
+        asked.global_batch,
+        compiled=asked.compiled,
+    )
     mesh.close(world)
     return found
 

@@ -77,7 +77,14 @@ def measured(spec: specs.Spec, cluster: Cluster, accelerator: Accelerator) -> Pr
 
 def _measured(problem: Problem, world: World) -> Profile:
     work = problem.workload
-    return measure(problem.graph, problem.cluster, work.precision, world, work.global_batch)
+    return measure(
+        problem.graph,
+        problem.cluster,
+        work.precision,
+        world,
+        work.global_batch,
+        compiled=problem.spec.train.compile,
+    )
 
 
 def work(

@@ -59,7 +59,9 @@ def show_profile(profile: Profile, console: Console) -> None:
     from ..units import show_bytes, show_flops, show_seconds
 
     assumed = " (assumed)" if profile.assumed else ""
-    table = Table(title=f"layers on {profile.hardware}{assumed}", title_justify="left")
+    compiled = " (compiled)" if profile.compiled else ""
+    title = f"layers on {profile.hardware}{assumed}{compiled}"
+    table = Table(title=title, title_justify="left")
     for head in ("layer kind", "samples", "forward", "backward", "saved a sample"):
         table.add_column(head)
     for kind, times in profile.layers.items():

@@ -43,13 +43,22 @@ def kept_profile(problem: Problem) -> Profile | None:
     wanted = store.inputs_hash(problem.graph, problem.cluster, problem.workload.precision)
     folder = store.cache_folder(os.environ)
     batch = problem.workload.global_batch
-    return store.cached(folder, wanted, batch, hardware(problem.cluster), store.versions())
+    return store.cached(
+        folder,
+        wanted,
+        batch,
+        hardware(problem.cluster),
+        store.versions(),
+        compiled=problem.spec.train.compile,
+    )
 
 
 def keep_profile(profile: Profile) -> None:
     """Keep a profile for later runs; a folder that cannot be written keeps none."""
     folder = store.cache_folder(os.environ)
-    path = store.cache_path(folder, profile.inputs_hash, profile.global_batch)
+    path = store.cache_path(
+        folder, profile.inputs_hash, profile.global_batch, compiled=profile.compiled
+    )
     if os.access(_existing(path), os.W_OK):
         store.save(profile, path)
 
@@ -200,7 +209,15 @@ def given_profile(problem: Problem, profile: str | Path | Profile) -> Profile:
     batch = problem.workload.global_batch
     facts = facts_of(problem.graph, problem.cluster)
     there = hardware(problem.cluster)
-    reasons = store.valid(found, wanted, batch, there, found.versions, facts)
+    reasons = store.valid(
+        found,
+        wanted,
+        batch,
+        there,
+        found.versions,
+        facts,
+        compiled=problem.spec.train.compile,
+    )
     graph, n_devices = problem.graph, problem.cluster.n_devices
     lacking = store.missing(found, [layer.kind for layer in graph.layers], n_devices)
     lacking += store.missing_parts(found, graph, n_devices, problem.spec.parallel.tp)
@@ -208,8 +225,8 @@ def given_profile(problem: Problem, profile: str | Path | Profile) -> Profile:
     if reasons:
         value = "a profile" if isinstance(profile, Profile) else str(profile)
         legal = (
-            "a profile of this model, cluster, precision and batch (measure again: polyreme "
-            "profile), or assumed costs (--assume)"
+            "a profile of this model, cluster, precision and batch, of layers compiled or not "
+            "(measure again: polyreme profile), or assumed costs (--assume)"
         )
         raise ConfigError(
             [

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -14,6 +15,7 @@ from ..graph.loss import cross_entropy
 from ..profile.record import LayerTimes, PassTimes
 from ..profile.saved import SavedBytes, tensor_specs
 from ..profile.trace import compute_dtype, tensor_dtype
+from ..runtime.compiled import compile_layer, forget_compiled
 from ..sample import TensorSpec
 from .agree import largest, mean, usual
 
@@ -28,6 +30,8 @@ MEMORY_SHARE = 0.4  # of what is free may be taken by one microbatch
 ENOUGH_S = 0.25  # a pass this long tells the slope; larger microbatches are not tried
 REPEATS = 5
 REPEAT_S = 0.15  # long passes are repeated less often, but at least once
+COMPILED_SIZES = 4  # of a kind; each is compiled for itself, which takes seconds
+COMPILED_PART_SIZES = 2
 
 Play = Callable[[], tuple[float, float]]
 
@@ -39,10 +43,14 @@ def measure_layers(
     saved: Mapping[str, SavedBytes],
     sizes: tuple[int, ...],
     budget_s: float,
+    *,
+    compiled: bool = False,
 ) -> dict[str, LayerTimes]:
     """Times of every kind at microbatches of `sizes` (rising from 1) as far as seconds allow.
 
-    Kinds share the seconds, each gets at least one microbatch.
+    Kinds share the seconds, each gets at least one microbatch. What is `compiled` is compiled for
+    each size; then only some of those that fit are tried, and the compiling is no part of the
+    seconds.
 
     So does each number of tensor parts that so many processes can be; what these exchange is left
     out. The loss is part of the layer that gives the logits, if no other layer is of its kind.
@@ -62,9 +70,14 @@ def measure_layers(
     parts: dict[str, dict[int, PassTimes]] = {kind: {} for kind in kinds}
     for index, (kind, layer, tp) in enumerate(todo):
         start_s = time.perf_counter()
-        stand = _Stand(graph, layer, precision, world, tp)
-        found = _measure_kind(stand, saved[kind], sizes, budget_s / (len(todo) - index))
-        budget_s -= largest(world, time.perf_counter() - start_s)
+        stand = _Stand(graph, layer, precision, world, tp, compiled=compiled)
+        tried = sizes
+        if compiled:
+            n = COMPILED_SIZES if tp == 1 else COMPILED_PART_SIZES
+            tried = _spread(_fitting(world, saved[kind], sizes), n)
+        found = _measure_kind(stand, saved[kind], tried, budget_s / (len(todo) - index))
+        stand.close()
+        budget_s -= largest(world, time.perf_counter() - start_s - stand.compiling_s)
         if tp == 1:
             times[kind] = _with_bytes(found, saved[kind])
         else:
@@ -72,6 +85,22 @@ def measure_layers(
     return {
         kind: msgspec.structs.replace(times[kind], parts=parts[kind]) for kind, _ in light_first
     }
+
+
+def _fitting(world: World, saved: SavedBytes, sizes: tuple[int, ...]) -> tuple[int, ...]:
+    """Sizes whose microbatches will find room; the first is tried in any case."""
+    return (sizes[0], *(size for size in sizes[1:] if _fits(world, size * saved.saved)))
+
+
+def _spread(sizes: tuple[int, ...], n: int) -> tuple[int, ...]:
+    """At most so many of them, the first and the last among them, evenly by their places.
+
+    >>> _spread((1, 2, 4, 8, 16), 4), _spread((1, 2), 4)
+    ((1, 2, 8, 16), (1, 2))
+    """
+    if len(sizes) <= n:
+        return sizes
+    return tuple(sizes[round(place * (len(sizes) - 1) / (n - 1))] for place in range(n))
 
 
 def _is_cut(graph: LayerGraph, layer: Layer) -> bool:
@@ -95,14 +124,29 @@ def _with_bytes(times: PassTimes, saved: SavedBytes) -> LayerTimes:
 
 
 class _Stand:
-    """A layer, or its first of `tp` parts, on this device, with all that a pass takes."""
+    """A layer, or its first of `tp` parts, on this device, with all that a pass takes.
+
+    `compiling_s` adds up what it took to compile it, its first passes included.
+    """
 
     def __init__(
-        self, graph: LayerGraph, layer: Layer, precision: str, world: World, tp: int = 1
+        self,
+        graph: LayerGraph,
+        layer: Layer,
+        precision: str,
+        world: World,
+        tp: int = 1,
+        *,
+        compiled: bool = False,
     ) -> None:
         self.layer = layer
         self.world = world
+        self.compiled = compiled
+        self.compiling_s = 0.0
         self.module = _filled(graph, layer, precision, world, tp)
+        if compiled:
+            with self._compiling():
+                compile_layer(self.module)
         specs = tensor_specs(graph, tp)
         self._inputs = [(name, specs[name]) for name in layer.inputs]
         self._precision = precision
@@ -110,6 +154,27 @@ class _Stand:
         alone = Counter(other.kind for other in graph.layers)[layer.kind] == 1
         ends_here = alone and last == layer.name
         self._logits = list(layer.outputs).index(output) if ends_here else None
+
+    def close(self) -> None:
+        """Forget what was compiled: kinds and sizes of one class would add up."""
+        if self.compiled:
+            with self._compiling():
+                forget_compiled()
+
+    def warm(self, microbatch: int) -> Play:
+        """What `play` gives, after a first pass where that compiles."""
+        if not self.compiled:
+            return self.play(microbatch)
+        with self._compiling():
+            play = self.play(microbatch)
+            play()
+        return play
+
+    @contextmanager
+    def _compiling(self) -> Iterator[None]:
+        start_s = time.perf_counter()
+        yield
+        self.compiling_s += time.perf_counter() - start_s
 
     def play(self, microbatch: int) -> Play:
         """A function that runs one forward and one backward pass and gives the seconds of each."""
@@ -194,16 +259,17 @@ def _measure_kind(
     world = stand.world
     start_s = time.perf_counter()
     passes: list[tuple[float, ...]] = []
-    for size in sizes:
+    for size, after in zip(sizes, (*sizes[1:], 2 * sizes[-1]), strict=True):
         timed = _time(stand, size)
         if timed is None:
             break
         passes.append(timed)
-        left_s = budget_s - largest(world, time.perf_counter() - start_s)
-        next_s = 2 * sum(timed)
+        spent_s = time.perf_counter() - start_s - stand.compiling_s
+        left_s = budget_s - largest(world, spent_s)
+        next_s = after / size * sum(timed)
         if sum(timed) > ENOUGH_S or next_s + min(next_s * REPEATS, REPEAT_S) > left_s:
             break
-        if not _fits(world, 2 * size * saved.saved):
+        if not _fits(world, after * saved.saved):
             break
     if not passes:
         raise RunError(
@@ -228,7 +294,7 @@ def _time(stand: _Stand, size: int) -> tuple[float, ...] | None:
     play: Play | None = None
     warm_s = 0.0
     try:
-        play = stand.play(size)
+        play = stand.warm(size)
         warm_s = sum(play())
     except torch.OutOfMemoryError:
         play = None

@@ -34,12 +34,15 @@ def measure(
     world: World,
     global_batch: int,
     budget_s: float | None = None,
+    *,
+    compiled: bool = False,
 ) -> Profile:
     """The profile of a model on this machine; `cluster` is what was detected here.
 
     No microbatch larger than `global_batch` (samples) is run, as none can be trained with.
     `budget_s` is about how long layers and collectives are run; the least that must be measured
-    is measured however long it takes.
+    is measured however long it takes. With `compiled` layers are measured as torch compiles them,
+    which takes longer: the compiling is no part of these seconds, nor of any time.
 
     Raises:
         RunError: one sample of one layer does not fit on the device.
@@ -57,7 +60,9 @@ def measure(
     held_bytes = world.accelerator.held_bytes()
     with no_garbage():
         sizes = tuple(size for size in MICROBATCHES if size <= global_batch)
-        layers = measure_layers(graph, precision, world, saved, sizes, budget_s - links_s)
+        layers = measure_layers(
+            graph, precision, world, saved, sizes, budget_s - links_s, compiled=compiled
+        )
         collectives = measure_links(world, links_s, operations(graph))
         overlap = measure_overlap(world)
         flops = matmul_flops(world, precision)
@@ -76,5 +81,6 @@ def measure(
         context_bytes=int(largest(world, held_bytes)),
         assumed=False,
         global_batch=global_batch,
+        compiled=compiled,
         **made_now(graph, cluster, precision),
     )

@@ -127,8 +127,9 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     `sharded_overlap` the same of gathers and reduce-scatters of sharded layers (unset: the same);
     `context_bytes` what a process holds before any tensor. `assumed` is true if any number was
     not measured. `inputs_hash` covers graph, cluster, precision. `global_batch` is the batch that
-    it was measured for, and holds for alone (unset: it is assumed, and holds for any). `made_for`
-    are facts of graph and cluster, in words, to say what differs where the hash does.
+    it was measured for, and holds for alone (unset: it is assumed, and holds for any). `compiled`
+    says that layers were measured as torch compiles them; an assumed one holds for either.
+    `made_for` are facts of graph and cluster, in words, to say what differs where the hash does.
     """
 
     layers: Mapping[str, LayerTimes]
@@ -145,4 +146,5 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     inputs_hash: str
     sharded_overlap: float | None = None
     global_batch: int | None = None
+    compiled: bool = False
     made_for: Mapping[str, Mapping[str, str]] = {}

@@ -24,6 +24,11 @@ _ANOTHER = {
     "cluster": "another cluster (hosts, devices or links)",
 }
 
+_LAYERS = {
+    True: "layers that are compiled (train.compile = true)",
+    False: "layers that are not compiled (train.compile = false)",
+}
+
 
 def inputs_hash(graph: LayerGraph, cluster: Cluster, precision: str) -> str:
     """What a profile depends on, in words: ``graph:.. cluster:.. precision:..``."""
@@ -95,13 +100,17 @@ def valid(
     hardware: str,
     versions: Mapping[str, str],
     facts: Facts | None = None,
+    *,
+    compiled: bool = False,
 ) -> list[str]:
     """Why a profile must not be used here, one reason an input that differs; empty: it may.
 
     `inputs` is the `inputs_hash` wanted. A profile is for the batch that it was measured for: how
     large microbatches were, and how often they were run, follow from that. An assumed one that
-    names none holds for any. Of an assumed profile only polyreme's own version counts. `facts` of
-    graph and cluster wanted say what differs from those of the profile, where it has some.
+    names none holds for any. `compiled` says whether layers are to be compiled; a measured profile
+    is for layers that are, or for ones that are not, an assumed one for either. Of an assumed
+    profile only polyreme's own version counts. `facts` of graph and cluster wanted say what differs
+    from those of the profile, where it has some.
     """
     made_for, wanted = _inputs(profile.inputs_hash), _inputs(inputs)
     changed = [name for name in wanted if made_for.get(name) != wanted[name]]
@@ -117,6 +126,8 @@ def valid(
         reasons.append(
             f"batch: made for a global batch of {profile.global_batch}, wanted {global_batch}"
         )
+    if profile.compiled != compiled and not profile.assumed:
+        reasons.append(f"compile: made of {_LAYERS[profile.compiled]}, wanted {_LAYERS[compiled]}")
     if profile.hardware != hardware:
         reasons.append(f"hardware: made on {profile.hardware}, this is {hardware}")
     for name in sorted({*profile.versions, *versions}):
@@ -166,21 +177,30 @@ def cache_folder(environment: Mapping[str, str]) -> Path:
     return Path(base) / "polyreme"
 
 
-def cache_path(folder: Path, inputs: str, global_batch: int | None) -> Path:
-    """The kept profile for an `inputs_hash` and a batch; it need not exist."""
-    key = f"{inputs} batch:{global_batch}"
+def cache_path(
+    folder: Path, inputs: str, global_batch: int | None, *, compiled: bool = False
+) -> Path:
+    """The kept profile for an `inputs_hash`, a batch and a kind of layers; it need not exist."""
+    key = f"{inputs} batch:{global_batch}{' compiled' * compiled}"
     return folder / f"profile-{hashlib.sha256(key.encode()).hexdigest()[:16]}.json"
 
 
 def cached(
-    folder: Path, inputs: str, global_batch: int, hardware: str, versions: Mapping[str, str]
+    folder: Path,
+    inputs: str,
+    global_batch: int,
+    hardware: str,
+    versions: Mapping[str, str],
+    *,
+    compiled: bool = False,
 ) -> Profile | None:
     """The kept profile if it may still be used; None if there is none, or it is stale or broken."""
     try:
-        profile = load(cache_path(folder, inputs, global_batch))
+        profile = load(cache_path(folder, inputs, global_batch, compiled=compiled))
     except ConfigError:
         return None
-    return None if valid(profile, inputs, global_batch, hardware, versions) else profile
+    stale = valid(profile, inputs, global_batch, hardware, versions, compiled=compiled)
+    return None if stale else profile
 
 
 def _faults(profile: Profile) -> list[tuple[str, str]]:

@@ -28,6 +28,7 @@ from .applied import Applied, Form, Trainable, Unit, Where
 from .apply import data, pipeline
 from .apply.tensor import SplitLoss, Tp, split
 from .buckets import Buckets, Replicated
+from .compiled import compile_layer
 from .joint import Joint
 from .mesh import World
 from .places import Places, take_places
@@ -324,7 +325,7 @@ class _Maker:
                 place = _place(module, own_name)
                 self.buffers[whole] = Slot(name=whole, layer=name, places=(place,))
         if self.compile_layers:
-            module.compile()
+            compile_layer(module)
         self.bodies[name] = Body(module, recompute=self.plan.layer_plans[name].recompute)
 
     def _replicate(self, slots: Iterable[Slot]) -> None:
