@@ -15,7 +15,7 @@ from ..graph.loss import cross_entropy
 from ..profile.record import LayerTimes, PassTimes
 from ..profile.saved import SavedBytes, tensor_specs
 from ..profile.trace import compute_dtype, tensor_dtype
-from ..runtime.compiled import compile_layer, forget_compiled
+from ..runtime.compiled import compile_layer, compile_loss, forget_compiled
 from ..sample import TensorSpec
 from .agree import largest, mean, usual
 
@@ -154,6 +154,7 @@ class _Stand:
         alone = Counter(other.kind for other in graph.layers)[layer.kind] == 1
         ends_here = alone and last == layer.name
         self._logits = list(layer.outputs).index(output) if ends_here else None
+        self._score = compile_loss(cross_entropy) if compiled else cross_entropy
 
     def close(self) -> None:
         """Forget what was compiled: kinds and sizes of one class would add up."""
@@ -196,7 +197,7 @@ class _Stand:
             if self._logits is not None:
                 logits = outputs[self._logits]
                 labels = torch.zeros(logits.shape[:-1], dtype=torch.int64, device=logits.device)
-                outputs[self._logits] = cross_entropy(logits, labels)[0]
+                outputs[self._logits] = self._score(logits, labels)[0]
             return [output for output in outputs if output.requires_grad]
 
         directions = [torch.ones_like(end) for end in ends()]

@@ -13,6 +13,7 @@ from ..graph.layer import Loss
 from ..plan.grid import Grid
 from ..plan.ir import Action, Level
 from .buckets import Buckets, Replicated
+from .compiled import Score
 from .joint import Joint
 from .places import Places
 from .stage import Body, Slot, Stage
@@ -82,8 +83,8 @@ class Applied:
     forms of what each stage gives, `slices` where those of tokens begin and end, if there are.
     `gathers` are scattered buckets in the order in which they are gathered; with `prefetch`
     parameters of shards are gathered before they are needed.
-    `loss` is set where logits are split, or are not scored by cross-entropy. With `fills` a
-    data rank without samples must run fillers.
+    `score` gives the loss in training, maybe compiled; `loss` is set where logits are split, or are
+    not scored by cross-entropy. With `fills` a data rank without samples must run fillers.
     """
 
     stage: Stage
@@ -103,6 +104,7 @@ class Applied:
     traffic: Traffic
     dtype: torch.dtype
     device: torch.device
+    score: Score
     loss: Loss | None = None
     fills: bool = False
     gathers: tuple[int, ...] = ()

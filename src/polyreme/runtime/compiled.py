@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
+    import torch
     from torch import nn
 
 FORMS = 64  # of one forward function: kinds of layers, sizes of microbatches, training or not
+
+
+class Score(Protocol):
+    """The summed loss of logits by labels, and how many labels carry it."""
+
+    def __call__(
+        self, logits: torch.Tensor, labels: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """See `graph.loss.cross_entropy`."""
 
 
 def compile_layer(module: nn.Module) -> None:
@@ -17,11 +27,24 @@ def compile_layer(module: nn.Module) -> None:
     them; where they have more forms than torch expects of a function, it would run the rest as
     they are, without an error.
     """
+    _allow_forms()
+    module.compile(dynamic=False)
+
+
+def compile_loss(score: Score) -> Score:
+    """Have the summed loss of logits compiled: they are not copied to float32, nor kept twice."""
+    import torch
+
+    _allow_forms()
+    compiled: Score = torch.compile(score, dynamic=False)
+    return compiled
+
+
+def _allow_forms() -> None:
     import torch._dynamo
 
     settings = torch._dynamo.config
     settings.recompile_limit = max(settings.recompile_limit, FORMS)
-    module.compile(dynamic=False)
 
 
 def forget_compiled() -> None:

@@ -14,7 +14,6 @@ from typing import Any
 
 import torch
 
-from ..graph.loss import cross_entropy
 from ..plan.ir import Action
 from .applied import Applied, Unit
 from .buckets import Replicated
@@ -127,7 +126,7 @@ class Executor:
                 restore()
         after = given(action, self._n_stages)
         if after is None:
-            total, count = (applied.loss or cross_entropy)(out, microbatch.labels)
+            total, count = applied.score(out, microbatch.labels)
             sums += torch.stack([total.detach().double(), count.double()])
             outputs: Sequence[torch.Tensor] = (total / nominal_weight,)
         else:

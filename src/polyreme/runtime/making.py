@@ -20,6 +20,7 @@ from torch.distributed.tensor import DTensor
 from ..errors import ConfigError, Violation
 from ..graph.cut import Cut
 from ..graph.layer import LayerGraph, Loss
+from ..graph.loss import cross_entropy
 from ..graph.tensor import token_interval
 from ..plan.grid import Grid, grid_of
 from ..plan.ir import Action, Leaf, Plan, accumulation_order, axes
@@ -28,7 +29,7 @@ from .applied import Applied, Form, Trainable, Unit, Where
 from .apply import data, pipeline
 from .apply.tensor import SplitLoss, Tp, split
 from .buckets import Buckets, Replicated
-from .compiled import compile_layer
+from .compiled import Score, compile_layer, compile_loss
 from .joint import Joint
 from .mesh import World
 from .places import Places, take_places
@@ -181,6 +182,7 @@ class _Maker:
                 stage, mesh=self.places.mesh, reshard_after_forward=False, ignored_params=kept
             )
         levels = {self.plan.layer_plans[name].level for name in self.plan.layer_plans}
+        loss = self._loss()
         applied = Applied(
             stage=stage,
             places=self.places,
@@ -199,7 +201,8 @@ class _Maker:
             traffic=self.traffic,
             dtype=self.dtype,
             device=self.world.device,
-            loss=self._loss(),
+            score=self._score(loss),
+            loss=loss,
             gathers=self._gathers(buckets, layers_of),
             prefetch=self.plan.prefetch,
             fills=(self.places.mesh is not None and bool(levels - {"none"}))
@@ -274,6 +277,11 @@ class _Maker:
         assert plan is not None, "the plan was checked"
         n_classes = plan.vocabulary
         return None if n_classes is None else SplitLoss(n_classes=n_classes, tp=self.tp)
+
+    def _score(self, loss: Loss | None) -> Score:
+        """The loss in training; what tensor parts exchange in it is not compiled."""
+        score: Score = cross_entropy if loss is None else loss
+        return compile_loss(score) if self.compile_layers and self.tp.degree == 1 else score
 
     def _orders(self) -> tuple[tuple[Action, ...], ...]:
         """Actions of each pipeline rank, of its device at this process's place."""
