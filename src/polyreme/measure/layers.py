@@ -30,7 +30,7 @@ MEMORY_SHARE = 0.4  # of what is free may be taken by one microbatch
 ENOUGH_S = 0.25  # a pass this long tells the slope; larger microbatches are not tried
 REPEATS = 5
 REPEAT_S = 0.15  # long passes are repeated less often, but at least once
-COMPILED_SIZES = 4  # of a kind; each is compiled for itself, which takes seconds
+COMPILED_SIZES = 3  # of a kind; each is compiled for itself, which takes seconds
 COMPILED_PART_SIZES = 2
 
 Play = Callable[[], tuple[float, float]]
@@ -95,8 +95,8 @@ def _fitting(world: World, saved: SavedBytes, sizes: tuple[int, ...]) -> tuple[i
 def _spread(sizes: tuple[int, ...], n: int) -> tuple[int, ...]:
     """At most so many of them, the first and the last among them, evenly by their places.
 
-    >>> _spread((1, 2, 4, 8, 16), 4), _spread((1, 2), 4)
-    ((1, 2, 8, 16), (1, 2))
+    >>> _spread((1, 2, 4, 8, 16), 3), _spread((1, 2), 3)
+    ((1, 4, 16), (1, 2))
     """
     if len(sizes) <= n:
         return sizes

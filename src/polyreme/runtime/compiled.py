@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
     import torch
@@ -25,9 +25,15 @@ def compile_layer(module: nn.Module) -> None:
 
     A microbatch of another size is compiled anew. Layers of one class share what is compiled of
     them; where they have more forms than torch expects of a function, it would run the rest as
-    they are, without an error.
+    they are, without an error. Modules in it whose `compiles` is false are called as they are.
     """
+    import torch
+
     _allow_forms()
+    apart: Any = torch.compiler.disable
+    for each in module.modules():
+        if not getattr(each, "compiles", True):
+            each.forward = apart(each.forward)
     module.compile(dynamic=False)
 
 
