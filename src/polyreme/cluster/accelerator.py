@@ -93,6 +93,10 @@ class Accelerator:
         """Wait until the current device is idle."""
         self._module().synchronize()
 
+    def allocated_bytes(self) -> int:
+        """Bytes of tensors on the current device now."""
+        return int(self._module().memory_allocated())
+
     def peak_bytes(self) -> int:
         """Most bytes of tensors on the current device since `reset_peak`."""
         return int(self._module().max_memory_allocated())
@@ -235,6 +239,10 @@ class HostAccelerator(Accelerator):
             Path("/proc/self/clear_refs").write_text("5")
         except OSError:
             return
+
+    def allocated_bytes(self) -> int:
+        """Resident bytes of this process: those of tensors are not told apart."""
+        return self.held_bytes()
 
     def held_bytes(self) -> int:
         """Resident bytes of this process now."""

@@ -6,7 +6,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -18,6 +18,7 @@ from ..profile.trace import compute_dtype, tensor_dtype
 from ..runtime.compiled import compile_layer, compile_loss, forget_compiled
 from ..sample import TensorSpec
 from .agree import largest, mean, usual
+from .memory import PassBytes, drop_gradient, loss_bytes, pass_bytes, with_bytes
 
 if TYPE_CHECKING:
     import torch
@@ -79,7 +80,9 @@ def measure_layers(
         stand.close()
         budget_s -= largest(world, time.perf_counter() - start_s - stand.compiling_s)
         if tp == 1:
-            times[kind] = _with_bytes(found, saved[kind])
+            times[kind] = with_bytes(
+                _with_bytes(found, saved[kind]), stand.held, stand.loss_bytes, compiled=compiled
+            )
         else:
             parts[kind][tp] = found
     return {
@@ -126,7 +129,8 @@ def _with_bytes(times: PassTimes, saved: SavedBytes) -> LayerTimes:
 class _Stand:
     """A layer, or its first of `tp` parts, on this device, with all that a pass takes.
 
-    `compiling_s` adds up what it took to compile it, its first passes included.
+    `compiling_s` adds up what it took to compile it, its first passes included; `held` is what
+    its passes held on an accelerator, `loss_bytes` what the loss after them held of a sample.
     """
 
     def __init__(
@@ -141,18 +145,26 @@ class _Stand:
     ) -> None:
         self.layer = layer
         self.world = world
+        self.tp = tp
         self.compiled = compiled
         self.compiling_s = 0.0
+        self.held: list[PassBytes] = []
+        self.loss_bytes: int | None = None
         self.module = _filled(graph, layer, precision, world, tp)
         if compiled:
             with self._compiling():
                 compile_layer(self.module)
+        for weight in self.module.parameters():
+            if weight.requires_grad:
+                hook: Any = drop_gradient
+                weight.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
         specs = tensor_specs(graph, tp)
         self._inputs = [(name, specs[name]) for name in layer.inputs]
         self._precision = precision
         last, _, output = graph.output.rpartition(".")
         alone = Counter(other.kind for other in graph.layers)[layer.kind] == 1
         ends_here = alone and last == layer.name
+        self._ends = specs[graph.output] if ends_here else None
         self._logits = list(layer.outputs).index(output) if ends_here else None
         self._score = compile_loss(cross_entropy) if compiled else cross_entropy
 
@@ -182,12 +194,7 @@ class _Stand:
         import torch
 
         accelerator = self.world.accelerator
-        arguments = [
-            self._random(name, spec, microbatch).requires_grad_(
-                not name.startswith("batch:") and "int" not in spec.dtype and spec.dtype != "bool"
-            )
-            for name, spec in self._inputs
-        ]
+        arguments = self._arguments(microbatch)
         weights = [weight for weight in self.module.parameters() if weight.requires_grad]
         leaves = [*weights, *(argument for argument in arguments if argument.requires_grad)]
 
@@ -214,6 +221,32 @@ class _Stand:
             return forward.seconds, backward.seconds
 
         return play
+
+    def hold(self, microbatch: int) -> None:
+        """Have the allocator say what a pass holds, if no process runs out of memory."""
+        import torch
+
+        world, found, loss, ran_out = self.world, (0, 0), 0, False
+        try:
+            found = pass_bytes(self.module, self._arguments(microbatch), world.accelerator)
+            if self._ends is not None:
+                logits = self._random("", self._ends, microbatch)
+                loss = loss_bytes(logits, world.accelerator)
+        except torch.OutOfMemoryError:
+            ran_out = True
+        if largest(world, float(ran_out)):
+            return
+        kept, passing, loss = (int(largest(world, value)) for value in (*found, loss))
+        self.held.append(PassBytes(microbatch=microbatch, kept=kept, passing=passing))
+        self.loss_bytes = -(-loss // microbatch) if self._ends is not None else None
+
+    def _arguments(self, microbatch: int) -> list[torch.Tensor]:
+        return [
+            self._random(name, spec, microbatch).requires_grad_(
+                not name.startswith("batch:") and "int" not in spec.dtype and spec.dtype != "bool"
+            )
+            for name, spec in self._inputs
+        ]
 
     def _random(self, name: str, spec: TensorSpec, microbatch: int) -> torch.Tensor:
         """Values such as the layer may get: numbers near 0, or indices that are legal anywhere."""
@@ -265,6 +298,8 @@ def _measure_kind(
         if timed is None:
             break
         passes.append(timed)
+        if stand.tp == 1 and not world.accelerator.on_host:
+            stand.hold(size)
         spent_s = time.perf_counter() - start_s - stand.compiling_s
         left_s = budget_s - largest(world, spent_s)
         next_s = after / size * sum(timed)

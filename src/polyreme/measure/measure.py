@@ -6,6 +6,7 @@ is in the numbers; what each found is averaged, and every process returns the sa
 
 from __future__ import annotations
 
+import gc
 from typing import TYPE_CHECKING
 
 from ..profile.assume import MORE_DEVICES, operations
@@ -57,7 +58,7 @@ def measure(
         parts=graph.tensor_degrees(MORE_DEVICES * cluster.n_devices),
     )
     world.barrier()
-    held_bytes = world.accelerator.held_bytes()
+    held_bytes, before_bytes = world.accelerator.held_bytes(), world.accelerator.allocated_bytes()
     with no_garbage():
         sizes = tuple(size for size in MICROBATCHES if size <= global_batch)
         layers = measure_layers(
@@ -68,7 +69,10 @@ def measure(
         flops = matmul_flops(world, precision)
         update_s = optimizer_s_per_byte(world)
     if not world.accelerator.on_host:  # communicators take device memory at their first use
-        held_bytes = world.accelerator.held_bytes()
+        gc.collect()
+        # Libraries take their workspaces from torch at their first use, and keep them.
+        workspaces = max(0, world.accelerator.allocated_bytes() - before_bytes)
+        held_bytes = world.accelerator.held_bytes() + workspaces
     world.accelerator.release()
     world.accelerator.reset_peak()
     return Profile(

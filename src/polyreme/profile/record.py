@@ -43,6 +43,17 @@ class PassTimes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     backward_s: tuple[float, ...]
 
 
+class PassingBytes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What a pass holds at its peak beside all that layers keep.
+
+    `sample` is of each sample; `fixed` comes to it whatever the microbatch: gradients of weights
+    above all.
+    """
+
+    sample: int
+    fixed: int = 0
+
+
 class LayerTimes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Seconds of one layer kind against the number of samples in a microbatch.
 
@@ -53,7 +64,9 @@ class LayerTimes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     whatever the microbatch, `alone_bytes` in one of a single sample. `part_bytes` are those of one
     of so many tensor parts (none at all: those of a whole layer, divided where tokens are split).
     `parts` are passes of one of so many tensor parts, what they exchange left out; those of other
-    numbers are taken to last as passes over as many samples fewer.
+    numbers are taken to last as passes over as many samples fewer. `passing_bytes` are measured
+    on accelerators alone (unset: not known), as are `loss_bytes`: of the loss of a sample, of the
+    layer that gives the logits.
     """
 
     microbatch: tuple[int, ...]
@@ -66,6 +79,14 @@ class LayerTimes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     alone_bytes: KeptBytes = KeptBytes()
     part_bytes: Mapping[int, PartBytes] = {}
     parts: Mapping[int, PassTimes] = {}
+    passing_bytes: PassingBytes | None = None
+    loss_bytes: int | None = None
+
+    def passing(self, microbatch: int, *, tp: int = 1, cp: int = 1) -> int:
+        """What a pass over a microbatch (samples) holds for a moment, but for what is fixed."""
+        if self.passing_bytes is None:
+            return 0
+        return -(-self.passing_bytes.sample * microbatch // (tp * cp))
 
     def kept_bytes(
         self, microbatch: int, *, tp: int = 1, sp: bool = False, cp: int = 1

@@ -247,6 +247,11 @@ def _negative(profile: Profile) -> Iterator[tuple[str, str]]:
             field = f"{name}_bytes_per_sample"
             if (getattr(times, field) or 0) < 0:
                 yield f"{path}.{field}", rule
+        if (times.loss_bytes or 0) < 0:
+            yield f"{path}.loss_bytes", rule
+        passing = times.passing_bytes
+        if passing is not None and min(passing.sample, passing.fixed) < 0:
+            yield f"{path}.passing_bytes", rule
         amounts = {f"{path}.fixed_bytes": times.fixed_bytes}
         alone = {f"{path}.alone_bytes": times.kept_bytes(1)}
         for n, part in times.part_bytes.items():

@@ -14,6 +14,8 @@ from .mesh import World
 from .parted import Parted, parted
 from .pieces import Index, Reader
 
+_AT_ONCE_BYTES = 64 * 2**20
+
 
 class Progress(msgspec.Struct, frozen=True, kw_only=True):
     """How far a run has come: steps tried, samples and tokens seen, steps skipped in a row.
@@ -96,22 +98,27 @@ class State:
 def materialise(optimizer: torch.optim.Optimizer) -> None:
     """Make the optimizer's state as it is before the first step, all zero.
 
-    A step of rate 0 of one of torch's on gradients of 1 makes every tensor and moves no parameter.
+    A step of rate 0 of one of torch's on gradients of 1 makes every tensor and moves no parameter;
+    a few parameters at a time, since all these gradients would lie beside the real ones.
     """
     if isinstance(optimizer, RuleOptimizer):
         optimizer.begin()
         return
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
     rates = [group["lr"] for group in optimizer.param_groups]
-    for parameter in parameters:
-        parameter.grad = torch.ones_like(parameter)
     for group in optimizer.param_groups:
         group["lr"] = 0.0
-    optimizer.step()
+    given: list[torch.Tensor] = []
+    for parameter in parameters:
+        parameter.grad = torch.ones_like(parameter)
+        given.append(parameter)
+        if parameter is parameters[-1] or sum(each.nbytes for each in given) >= _AT_ONCE_BYTES:
+            optimizer.step()
+            for each in given:
+                each.grad = None
+            given.clear()
     for group, rate in zip(optimizer.param_groups, rates, strict=True):
         group["lr"] = rate
-    for parameter in parameters:
-        parameter.grad = None
     for entries in optimizer.state.values():
         for value in entries.values():
             if isinstance(value, torch.Tensor):

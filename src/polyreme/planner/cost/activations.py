@@ -20,12 +20,14 @@ class Activations:
         self._graph, self._classes = graph, classes
 
     def __call__(self, draft: Draft, profile: Profile, pipe: int = 0) -> tuple[int, int]:
-        """Bytes of saved tensors on a pipeline rank: in the loss, and at most in backward passes.
+        """Bytes of saved tensors on a pipeline rank: in the loss, and at most in passes of layers.
 
-        The latter are more where layers are recomputed.
+        The latter are more where layers are recomputed, or by what passes are known to hold.
         """
         again = 0
-        if any(draft.strategies[name].recompute for name in draft.layers_of(pipe)):
+        if profile_knows_passing(profile) or any(
+            draft.strategies[name].recompute for name in draft.layers_of(pipe)
+        ):
             again = self._again_bytes(draft, profile, pipe)
         if draft.stages:
             kept = self._in_flight_bytes(draft, profile, pipe)
@@ -61,9 +63,9 @@ class Activations:
         return kept
 
     def _again_bytes(self, draft: Draft, profile: Profile, pipe: int) -> int:
-        """What is alive beyond that while a layer is recomputed, at the layer where it is most.
+        """What is alive beyond that while a layer runs, at the layer where it is most.
 
-        By then, layers after it in its stage have freed what they kept.
+        By then, layers after it in its stage have freed what they kept, or not kept it yet.
         """
         stages = draft.stages or (tuple(draft.strategies),)
         held = [names for names, pipes in zip(stages, draft.holders, strict=True) if pipe in pipes]
@@ -74,8 +76,7 @@ class Activations:
                 times = profile.layers[self._graph.layer(name).kind]
                 strategy = draft.strategies[name]
                 alive += waiting_bytes(times, strategy, size)
-                if strategy.recompute:
-                    beyond = max(beyond, alive + activation_bytes(times, strategy, size).again)
+                beyond = max(beyond, alive + beside_bytes(times, strategy, size))
             most = max(most, beyond - alive)
         return most
 
@@ -83,6 +84,24 @@ class Activations:
 def activation_bytes(times: LayerTimes, strategy: Strategy, microbatch: int) -> KeptBytes:
     """What a device keeps of a microbatch (samples) of a layer for its backward pass."""
     return times.kept_bytes(microbatch, tp=strategy.tp, sp=strategy.sp, cp=strategy.cp)
+
+
+def beside_bytes(times: LayerTimes, strategy: Strategy, microbatch: int) -> int:
+    """What a layer takes beside what waits while it runs: all it saves, if it is recomputed."""
+    passing = times.passing(microbatch, tp=strategy.tp, cp=strategy.cp)
+    if not strategy.recompute:
+        return passing
+    return passing + activation_bytes(times, strategy, microbatch).again
+
+
+def fixed_bytes(times: LayerTimes) -> int:
+    """What of that is the same for any microbatch, while the gradients of a layer come."""
+    return 0 if times.passing_bytes is None else times.passing_bytes.fixed
+
+
+def profile_knows_passing(profile: Profile) -> bool:
+    """Whether it says what passes hold for a moment."""
+    return any(times.passing_bytes is not None for times in profile.layers.values())
 
 
 def waiting_bytes(times: LayerTimes, strategy: Strategy, microbatch: int) -> int:

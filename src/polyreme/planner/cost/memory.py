@@ -19,7 +19,7 @@ from ...profile.record import Profile
 from ..draft import Draft, Strategy
 from ..groups import Classes, Groups
 from ..shapes import ParamShape
-from .activations import Activations, waiting_bytes
+from .activations import Activations, fixed_bytes, waiting_bytes
 from .expert import dealt, shared
 from .offload import Fetched, fetched
 
@@ -115,8 +115,7 @@ def storage(
 class Memory:
     """Memory of one model under any draft of so many tensor parts.
 
-    `widths` are those of the
-    runtime at the workload's precision, unless others are given.
+    `widths` are those of the runtime at the workload's precision, unless others are given.
     """
 
     def __init__(
@@ -201,8 +200,9 @@ class Memory:
         held = self._storage(groups, shard_index)
         size, cp = draft.microbatch, draft.strategy.cp
         kept, fullest = self.activations(draft, profile, pipe)
-        logits, gradient = self._logits_bytes(draft.strategy) if self._last_in(names) else (0, 0)
-        waiting, moving = self._moving_bytes(groups, draft.microbatches)
+        ends = self._last_in(names)
+        logits, gradient = self._loss_bytes(draft.strategy, profile) if ends else (0, 0)
+        waiting, moving = self._moving_bytes(groups, draft.microbatches, profile)
         buffer_bytes = sum(
             self.classes.layers[self.classes.layer_of[name]].shapes.buffer_bytes for name in names
         )
@@ -291,6 +291,15 @@ class Memory:
         states = held.parameters + held.gradients + held.optimizer
         return states + saved
 
+    def _loss_bytes(self, strategy: Strategy, profile: Profile) -> tuple[int, int]:
+        """Those of logits, where they are not measured: else layers' passes hold the gradient."""
+        logits, gradient = self._logits_bytes(strategy)
+        name = self.graph.output.rpartition(".")[0]
+        times = profile.layers[self.graph.layer(name).kind]
+        if times.loss_bytes is not None and strategy.tp == 1:
+            logits = times.loss_bytes
+        return logits, 0 if times.passing_bytes is not None else gradient
+
     def _logits_bytes(self, strategy: Strategy) -> tuple[int, int]:
         """In the loss, and in the layers' backward pass; a sample.
 
@@ -306,7 +315,7 @@ class Memory:
         wide = self.widths
         return elements * (wide.compute + 3 * wide.master), elements * 2 * wide.compute
 
-    def _moving_bytes(self, groups: Groups, microbatches: int) -> tuple[int, int]:
+    def _moving_bytes(self, groups: Groups, microbatches: int, profile: Profile) -> tuple[int, int]:
         """Gathered parameters and gradients not yet reduced or added: in the loss, and in backward.
 
         In the backward pass two neighbours are gathered, one more is on its way, and one reduced.
@@ -316,7 +325,9 @@ class Memory:
         passing: dict[tuple[int, Strategy], int] = {}
         for index, strategy, count in groups.units:
             units = self.units(index, strategy)
-            reducing = max(reducing, *map(self._reducing, units))
+            kinds = {self.classes.layers[each].kind for each in self.classes.units[index]}
+            fixed = (fixed_bytes(profile.layers[kind]) for kind in kinds)
+            reducing = max(reducing, *map(self._reducing, units), *fixed)
             if strategy.parts == 1:
                 continue
             kept += sum(self._kept(unit, strategy, microbatches) for unit in units) * count

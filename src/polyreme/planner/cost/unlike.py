@@ -21,7 +21,7 @@ from ...plan.play import Costs, play
 from ...profile.fit import Fit
 from ...profile.record import Profile
 from ..draft import Draft, Strategy
-from .activations import activation_bytes, waiting_bytes
+from .activations import beside_bytes, fixed_bytes, waiting_bytes
 from .data import RankTime, StepTime
 from .exchange import usual
 from .layers import LayerCosts, in_flight
@@ -122,13 +122,13 @@ class UnlikeCost:
                 own = waiting_bytes(times, strategy, size)
                 kept += n_flying * own
                 alive += own
-                if strategy.recompute:
-                    beyond = max(beyond, alive + activation_bytes(times, strategy, size).again)
+                beyond = max(beyond, alive + beside_bytes(times, strategy, size))
                 shapes = memory.classes.layers[memory.classes.layer_of[name]].shapes
                 buffers += shapes.buffer_bytes
                 buffers += memory.kept_bytes(name, strategy, draft.microbatches)
                 most["passing"].append(memory.passing_bytes(name, strategy))
-                most["reducing"].append(memory.reducing_bytes(name, strategy))
+                reducing = memory.reducing_bytes(name, strategy)
+                most["reducing"].append(max(reducing, fixed_bytes(times)))
                 most["fetched"].append(memory.fetched(name, strategy).n_bytes)
                 if name == self._graph.output.rpartition(".")[0]:
                     logits = memory.loss_bytes(strategy) * size / strategy.cp
