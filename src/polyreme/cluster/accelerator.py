@@ -9,16 +9,15 @@ from __future__ import annotations
 import os
 import platform
 import re
-import resource
-import sys
 import time
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import ConfigError, Violation
+from .host_memory import host_bytes, status_bytes, usage_bytes
 
 if TYPE_CHECKING:
     import torch
@@ -50,6 +49,15 @@ class Timer:
     """Seconds that the device worked on what was asked of it inside the `with` block."""
 
     seconds: float = float("nan")
+    marks: Any = ()  # events at both ends, until `settle`
+
+    def settle(self) -> float:
+        """Wait for the end of the block, if nobody has yet; its seconds."""
+        if self.marks:
+            start, end = self.marks
+            end.synchronize()
+            self.seconds, self.marks = start.elapsed_time(end) / 1e3, ()
+        return self.seconds
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -163,6 +171,13 @@ class Accelerator:
     @contextmanager
     def timer(self) -> Iterator[Timer]:
         """Device seconds of the block, known when it ends; waits for the device there."""
+        with self.work_timer() as timer:
+            yield timer
+        timer.settle()
+
+    @contextmanager
+    def work_timer(self) -> Iterator[Timer]:
+        """Device seconds of the block that other processes have no part in, known once settled."""
         import torch
 
         timer = Timer()
@@ -171,12 +186,7 @@ class Accelerator:
         start.record()
         yield timer
         end.record()
-        end.synchronize()
-        timer.seconds = start.elapsed_time(end) / 1e3
-
-    def work_timer(self) -> AbstractContextManager[Timer]:
-        """Device seconds of the block that other processes have no part in."""
-        return self.timer()
+        timer.marks = start, end
 
     @contextmanager
     def full_float32(self) -> Iterator[None]:
@@ -231,7 +241,7 @@ class HostAccelerator(Accelerator):
 
     def peak_bytes(self) -> int:
         """Most resident bytes of this process since `reset_peak`, the program's own among them."""
-        return _status_bytes("VmHWM") or _usage_bytes()
+        return status_bytes("VmHWM") or usage_bytes()
 
     def reset_peak(self) -> None:
         """Start `peak_bytes` anew where the system can (Linux); elsewhere it keeps the old peak."""
@@ -246,7 +256,7 @@ class HostAccelerator(Accelerator):
 
     def held_bytes(self) -> int:
         """Resident bytes of this process now."""
-        return _status_bytes("VmRSS") or _usage_bytes()
+        return status_bytes("VmRSS") or usage_bytes()
 
     def free_bytes(self) -> int:
         """Bytes that the machine can still give to all processes together."""
@@ -263,7 +273,7 @@ class HostAccelerator(Accelerator):
 
         It does not vary from moment to moment, so what was planned with it stays valid.
         """
-        share = int(_host_bytes() * (1 - SYSTEM_SHARE)) // sharing
+        share = int(host_bytes() * (1 - SYSTEM_SHARE)) // sharing
         return min(share, self.memory_limit_bytes or share)
 
     def device_name(self, index: int = 0) -> str:
@@ -378,31 +388,3 @@ def _driver(device_type: str) -> str | None:
         return None
     match = re.search(r"\b\d+\.\d+(\.\d+)*\b", text)
     return match[0] if match else None
-
-
-def _host_bytes() -> int:
-    import psutil
-
-    total = int(psutil.virtual_memory().total)
-    for file in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
-        try:
-            total = min(total, int(Path(file).read_text()))
-        except (OSError, ValueError):
-            continue
-    return total
-
-
-def _status_bytes(key: str) -> int:
-    """A line of Linux's process status, in bytes; 0 where there is none."""
-    try:
-        for line in Path("/proc/self/status").read_text().splitlines():
-            if line.startswith(key):
-                return int(line.split()[1]) * 1024
-    except OSError:
-        pass
-    return 0
-
-
-def _usage_bytes() -> int:
-    unit = 1 if sys.platform == "darwin" else 1024
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from ..cluster.accelerator import Timer
 from ..errors import RunError
 from ..graph.loss import cross_entropy
 from ..profile.record import LayerTimes, PassTimes
@@ -31,10 +32,14 @@ MEMORY_SHARE = 0.4  # of what is free may be taken by one microbatch
 ENOUGH_S = 0.25  # a pass this long tells the slope; larger microbatches are not tried
 REPEATS = 5
 REPEAT_S = 0.15  # long passes are repeated less often, but at least once
+# On an accelerator passes follow one another without a pause, as in training: one that has rested
+# runs faster than its power allows in the long run. The second half of so many seconds counts.
+LASTING_S = 0.6
+MOST = 400
 COMPILED_SIZES = 3  # of a kind; each is compiled for itself, which takes seconds
 COMPILED_PART_SIZES = 2
 
-Play = Callable[[], tuple[float, float]]
+Play = Callable[[], tuple[Timer, Timer]]
 
 
 def measure_layers(
@@ -190,7 +195,7 @@ class _Stand:
         self.compiling_s += time.perf_counter() - start_s
 
     def play(self, microbatch: int) -> Play:
-        """A function that runs one forward and one backward pass and gives the seconds of each."""
+        """A function that asks for a forward and a backward pass and gives the timer of each."""
         import torch
 
         accelerator = self.world.accelerator
@@ -209,16 +214,16 @@ class _Stand:
 
         directions = [torch.ones_like(end) for end in ends()]
 
-        def play() -> tuple[float, float]:
+        def play() -> tuple[Timer, Timer]:
             for leaf in leaves:
                 leaf.grad = None
             with accelerator.work_timer() as forward:
                 outputs = ends()
             if not outputs:
-                return forward.seconds, 0.0
+                return forward, Timer(seconds=0.0)
             with accelerator.work_timer() as backward:
                 torch.autograd.backward(outputs, directions)
-            return forward.seconds, backward.seconds
+            return forward, backward
 
         return play
 
@@ -231,7 +236,7 @@ class _Stand:
             found = pass_bytes(self.module, self._arguments(microbatch), world.accelerator)
             if self._ends is not None:
                 logits = self._random("", self._ends, microbatch)
-                loss = loss_bytes(logits, world.accelerator)
+                loss = loss_bytes(logits, world.accelerator, self._score)
         except torch.OutOfMemoryError:
             ran_out = True
         if largest(world, float(ran_out)):
@@ -331,14 +336,18 @@ def _time(stand: _Stand, size: int) -> tuple[float, ...] | None:
     warm_s = 0.0
     try:
         play = stand.warm(size)
-        warm_s = sum(play())
+        warm_s = sum(timer.settle() for timer in play())
     except torch.OutOfMemoryError:
         play = None
     if largest(world, float(play is None)) or play is None:
         return None
-    repeats = int(REPEAT_S / max(largest(world, warm_s), 1e-9))
+    repeat_s, most = (REPEAT_S, REPEATS) if world.accelerator.on_host else (LASTING_S, MOST)
+    repeats = int(repeat_s / max(largest(world, warm_s), 1e-9))
     world.barrier()
-    passes = [play() for _ in range(min(REPEATS, max(1, repeats)))]
+    asked = [play() for _ in range(min(most, max(1, repeats)))]
+    passes = [[timer.settle() for timer in pair] for pair in asked]
+    if not world.accelerator.on_host:
+        passes = passes[len(passes) // 2 :]
     turns = (
         max(1.0, world.n_local / world.accelerator.count()) if world.accelerator.on_host else 1.0
     )

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from ..graph.loss import cross_entropy
 from ..profile.record import KeptBytes, LayerTimes, PassingBytes
 
 if TYPE_CHECKING:
@@ -16,6 +15,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from ..cluster.accelerator import Accelerator
+    from ..runtime.compiled import Score
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,7 +53,7 @@ def pass_bytes(
     return kept, max(0, most - before - kept)
 
 
-def loss_bytes(logits: torch.Tensor, accelerator: Accelerator) -> int:
+def loss_bytes(logits: torch.Tensor, accelerator: Accelerator, score: Score) -> int:
     """At the peak of the loss of such logits and its gradient, the logits among them."""
     import torch
 
@@ -62,7 +62,7 @@ def loss_bytes(logits: torch.Tensor, accelerator: Accelerator) -> int:
     before = accelerator.allocated_bytes()
     accelerator.reset_peak()
     read = logits.clone()
-    total = cross_entropy(read, labels)[0]
+    total = score(read, labels)[0]
     del read
     total.backward()  # type: ignore[no-untyped-call]
     return max(0, accelerator.peak_bytes() - before)
