@@ -19,7 +19,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-import torch
 from stand import PRECISION, Model, Setting, Stand, Timed, head, plans
 
 from polyreme.algo.compose import DataParallel
@@ -139,15 +138,12 @@ def trained(asked: Setting, plan: Plan, task: Task) -> Reached:
         ),
         algorithm=task.algorithm,
     )
-    try:
-        loop.train(
-            job,
-            world,
-            log=log if world.is_first else None,  # type: ignore[arg-type]
-            stop=lambda: log.there,
-        )
-    except torch.OutOfMemoryError:
-        return Reached(why="out of memory")
+    loop.train(
+        job,
+        world,
+        log=log if world.is_first else None,  # type: ignore[arg-type]
+        stop=lambda: log.there,
+    )
     mesh.close(world)
     if not world.is_first:
         return Reached()

@@ -54,10 +54,7 @@ class Pipelined(Timed):
 def ours(asked: Setting, plan: Plan) -> Pipelined:
     """A run of ours on this process."""
     world = mesh.open(accelerators.detect())
-    try:
-        outcome = loop.train(_job(asked, plan), world)
-    except torch.OutOfMemoryError:
-        return Pipelined(why="out of memory")
+    outcome = loop.train(_job(asked, plan), world)
     last = [*zip(outcome.compute_s, outcome.step_s, strict=True)][-TAKEN:]
     idle = statistics.median(1 - compute_s / step_s for compute_s, step_s in last)
     bubble = statistics.mean(world.gather(idle))
@@ -76,21 +73,18 @@ def theirs(asked: Setting, plan: Plan) -> Timed:
     rows = torch.arange(asked.global_batch).numpy()
     fields = {name: x.to(world.device) for name, x in job.source.train(rows).items()}
     steps_s = []
-    try:
-        found = peer(job, world, plan.order_name)
-        optimizer = torch.optim.AdamW(found.parameters.values(), lr=RULE.lr, fused=True)
-        for _ in range(STEPS):
-            world.accelerator.synchronize()
-            world.barrier()
-            start_s = time.perf_counter()
-            found.step(fields["input_ids"], fields["labels"])
-            optimizer.step()
-            optimizer.zero_grad()
-            world.accelerator.synchronize()
-            world.barrier()
-            steps_s.append(time.perf_counter() - start_s)
-    except torch.OutOfMemoryError:
-        return Timed(why="out of memory")
+    found = peer(job, world, plan.order_name)
+    optimizer = torch.optim.AdamW(found.parameters.values(), lr=RULE.lr, fused=True)
+    for _ in range(STEPS):
+        world.accelerator.synchronize()
+        world.barrier()
+        start_s = time.perf_counter()
+        found.step(fields["input_ids"], fields["labels"])
+        optimizer.step()
+        optimizer.zero_grad()
+        world.accelerator.synchronize()
+        world.barrier()
+        steps_s.append(time.perf_counter() - start_s)
     peak_bytes = world.accelerator.peak_bytes()
     mesh.close(world)
     return Timed(step_s=statistics.median(steps_s[-TAKEN:]), peak_bytes=peak_bytes)

@@ -256,7 +256,10 @@ class Stand:
         )
 
     def run(self, entry: Callable[..., Timed], asked: Setting, more: Sequence[Any]) -> Timed:
-        """What all processes time: why not, if one could not, and the most bytes."""
+        """What all processes time: why not, if one could not, and the most bytes.
+
+        One that has no memory left must raise: the others, who wait for it, are ended then.
+        """
         try:
             found = self.launch(entry, asked, more)
         except RunError as error:
@@ -327,10 +330,7 @@ def timed_here(
         train=Train(steps=steps + WARM, global_batch=asked.global_batch, compile=asked.compiled),
         algorithm=DataParallel(rule=RULE),
     )
-    try:
-        loop.train(job, world, log=log, progress=at_end)  # type: ignore[arg-type]
-    except torch.OutOfMemoryError:
-        return Timed(why="out of memory")
+    loop.train(job, world, log=log, progress=at_end)  # type: ignore[arg-type]
     ends_s = log.ends_s[WARM - 1 :]
     step_s = statistics.median(b - a for a, b in itertools.pairwise(ends_s)) if ends_s else 0.0
     mesh.close(world)
