@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 import bare
-from stand import MODELS, Setting, Stand, Timed, head, plans, setting
+from stand import MODELS, Setting, Stand, Timed, head, plans, setting, too_few
 
 from polyreme.errors import ConfigError, Infeasible
 from polyreme.plan.describe import describe
@@ -61,8 +61,9 @@ def main() -> None:
     asked = setting(given.model, given.devices, compiled=given.compiled)
     n = asked.n_devices
     print(head())
-    if n < N_HOSTS or n % N_HOSTS:
-        print(f"{n} devices are not two hosts: it takes 2, 4 or 8")
+    odd = f"{n} devices do not make {N_HOSTS} hosts" if n % N_HOSTS else None
+    if why := too_few(n, N_HOSTS) or odd:
+        print(why)
         return
     asked = replace(asked, n_hosts=N_HOSTS, global_batch=given.batch)
     print(f"{given.model}, {given.batch} samples a step, {N_HOSTS} hosts of {n // N_HOSTS}")

@@ -19,7 +19,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from stand import PRECISION, Model, Setting, Stand, Timed, head, plans
+from stand import PRECISION, Model, Setting, Stand, Timed, head, plans, too_few
 
 from polyreme.algo.compose import DataParallel
 from polyreme.algo.compress import PowerSGD, TopK
@@ -175,8 +175,9 @@ def main() -> None:
     given = parser.parse_args()
     n = given.devices or accelerators.detect().count()
     print(head())
-    if n < N_HOSTS or n % N_HOSTS:
-        print(f"{n} devices are not two hosts: it takes 2, 4 or 8")
+    odd = f"{n} devices do not make {N_HOSTS} hosts" if n % N_HOSTS else None
+    if why := too_few(n, N_HOSTS) or odd:
+        print(why)
         return
     data = PythonSource() if given.data is None else Tokens(path=given.data, vocab=given.vocab)
     sizes: dict[str, Any] = dict(SIZES[given.size])

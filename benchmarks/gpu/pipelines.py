@@ -23,7 +23,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
-from stand import MODELS, RULE, Noise, Setting, Stand, Timed, head, plans, setting
+from stand import MODELS, RULE, Noise, Setting, Stand, Timed, head, plans, setting, too_few
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "tests"))
 from peer import SCHEDULES, peer
@@ -137,8 +137,8 @@ def main() -> None:
     given = parser.parse_args()
     asked = setting(given.model, given.devices)
     print(head())
-    if asked.n_devices < 2:
-        print("a pipeline takes 2 devices or more, and there is 1")
+    if why := too_few(asked.n_devices):
+        print(why)
         return
     print(f"{given.model} on {asked.n_devices}, {given.rows} samples a microbatch\n")
     print(

@@ -217,6 +217,16 @@ def fixed(
     )
 
 
+def too_few(n_devices: int, least: int = 2) -> str | None:
+    """Why so many devices will not do: too few for what is measured, or more than there are."""
+    here = accelerators.detect()
+    if n_devices < least:
+        return f"this takes {least} devices or more, not {n_devices}"
+    if n_devices > here.count() and not here.on_host:
+        return f"{n_devices} devices are more than there are: {here.count()}"
+    return None
+
+
 def head() -> str:
     """The machine, torch and the date, for the head of a table."""
     return f"{where()}, {datetime.datetime.now(datetime.UTC):%Y-%m-%d}"

@@ -24,7 +24,20 @@ from typing import Any, Literal
 import torch
 import torch.nn.functional as F
 from bare import cells
-from stand import MODELS, RULE, STEPS, WARM, Noise, Setting, Stand, Timed, head, plans, setting
+from stand import (
+    MODELS,
+    RULE,
+    STEPS,
+    WARM,
+    Noise,
+    Setting,
+    Stand,
+    Timed,
+    head,
+    plans,
+    setting,
+    too_few,
+)
 
 from polyreme.cluster import accelerator as accelerators
 from polyreme.errors import ConfigError, Infeasible
@@ -164,8 +177,8 @@ def main() -> None:
     given = parser.parse_args()
     print(head())
     n = given.devices or accelerators.detect().count()
-    if n < 2:
-        print("tensor parts take 2 devices or more, and there is 1")
+    if why := too_few(n):
+        print(why)
         return
     print("\n| model | who | microbatch | compiled | ms | tokens/s | of peak | GiB |")
     print("|---|---|---|---|---|---|---|---|")
