@@ -28,7 +28,7 @@ SCHEDULES: dict[str, Any] = {
     "zb-v": ScheduleZBVZeroBubble,
     "dualpipe-v": ScheduleDualPipeV,
 }
-_DTYPES = {"fp32": torch.float32, "fp64": torch.float64}
+_DTYPES = {"fp32": torch.float32, "fp64": torch.float64, "bf16": torch.bfloat16}
 
 
 @dataclass(frozen=True, kw_only=True)

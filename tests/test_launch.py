@@ -60,6 +60,19 @@ def test_results_come_in_rank_order(launcher: Launcher) -> None:
     ]
 
 
+def test_each_rank_has_further_variables_before_the_launcher_s_and_the_next_run_has_none(
+    launcher: Launcher,
+) -> None:
+    names = ("RANK", "LOCAL_RANK", "POLYREME_TEST_HOST")
+    given = [{"LOCAL_RANK": "0", "POLYREME_TEST_HOST": f"host-{rank}"} for rank in range(2)]
+    seen = launcher.run(entries.environment, names, n_processes=2, environment=given)
+    assert [list(one.values()) for one in seen] == [
+        [str(rank), "0", f"host-{rank}"] for rank in range(2)
+    ]
+    after = launcher.run(entries.environment, names, n_processes=2)
+    assert [list(one.values()) for one in after] == [["0", "0", None], ["1", "1", None]]
+
+
 def test_one_process_is_a_group_too(launcher: Launcher) -> None:
     assert launcher.run(entries.summed, n_processes=1) == [0.0]
 

@@ -56,11 +56,8 @@ def loop(
     n = asked.global_batch // (world.n_ranks * microbatch)
     if n * world.n_ranks * microbatch != asked.global_batch:
         return Timed(why=f"{microbatch} does not divide the batch")
-    try:
-        model = _model(asked, world, kind, recompute)
-        found = _steps(asked, world, model, n, steps, at_end)
-    except torch.OutOfMemoryError:
-        return Timed(why="out of memory")
+    model = _model(asked, world, kind, recompute)
+    found = _steps(asked, world, model, n, steps, at_end)
     mesh.close(world)
     return found
 

@@ -5,6 +5,7 @@ Every plan runs in processes of its own, one a device, so that memory of one is 
 
 from __future__ import annotations
 
+import datetime
 import itertools
 import math
 import statistics
@@ -15,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 import torch
+from pretended import variables
 
 from polyreme.algo.compose import DataParallel
 from polyreme.algo.rule import AdamW
@@ -144,17 +146,27 @@ class Noise:
 
 @dataclass(frozen=True, kw_only=True)
 class Setting:
-    """A model on so many devices of this machine. Values can be sent to other processes."""
+    """A model on so many devices of this machine. Values can be sent to other processes.
+
+    With `n_hosts` above one the devices are made into so many hosts.
+    """
 
     model: Model
     n_devices: int
     global_batch: int
     compiled: bool = False
+    n_hosts: int = 1
 
     @property
     def cluster(self) -> Cluster:
         """This machine, with so many devices."""
-        return detect(accelerators.detect(), self.n_devices)
+        n_local = self.n_devices // self.n_hosts
+        return detect(accelerators.detect(), n_local, n_hosts=self.n_hosts)
+
+    @property
+    def environment(self) -> tuple[Mapping[str, str], ...]:
+        """Further variables of each process."""
+        return variables(self.n_devices, self.n_hosts)
 
     @property
     def workload(self) -> Workload:
@@ -205,6 +217,21 @@ def fixed(
     )
 
 
+def too_few(n_devices: int, least: int = 2) -> str | None:
+    """Why so many devices will not do: too few for what is measured, or more than there are."""
+    here = accelerators.detect()
+    if n_devices < least:
+        return f"this takes {least} devices or more, not {n_devices}"
+    if n_devices > here.count() and not here.on_host:
+        return f"{n_devices} devices are more than there are: {here.count()}"
+    return None
+
+
+def head() -> str:
+    """The machine, torch and the date, for the head of a table."""
+    return f"{where()}, {datetime.datetime.now(datetime.UTC):%Y-%m-%d}"
+
+
 def where() -> str:
     """The machine in words, for the head of a table."""
     return f"{hardware(detect(accelerators.detect()))}, torch {torch.__version__}"
@@ -234,10 +261,15 @@ class Stand:
 
     def launch(self, entry: Callable[..., Any], asked: Setting, more: Sequence[Any]) -> list[Any]:
         """What `entry` gives in each process, one a device."""
-        return self._launcher.run(entry, (asked, *more), n_processes=asked.n_devices)
+        return self._launcher.run(
+            entry, (asked, *more), n_processes=asked.n_devices, environment=asked.environment
+        )
 
     def run(self, entry: Callable[..., Timed], asked: Setting, more: Sequence[Any]) -> Timed:
-        """What all processes time: why not, if one could not, and the most bytes."""
+        """What all processes time: why not, if one could not, and the most bytes.
+
+        One that has no memory left must raise: the others, who wait for it, are ended then.
+        """
         try:
             found = self.launch(entry, asked, more)
         except RunError as error:
@@ -308,10 +340,7 @@ def timed_here(
         train=Train(steps=steps + WARM, global_batch=asked.global_batch, compile=asked.compiled),
         algorithm=DataParallel(rule=RULE),
     )
-    try:
-        loop.train(job, world, log=log, progress=at_end)  # type: ignore[arg-type]
-    except torch.OutOfMemoryError:
-        return Timed(why="out of memory")
+    loop.train(job, world, log=log, progress=at_end)  # type: ignore[arg-type]
     ends_s = log.ends_s[WARM - 1 :]
     step_s = statistics.median(b - a for a, b in itertools.pairwise(ends_s)) if ends_s else 0.0
     mesh.close(world)

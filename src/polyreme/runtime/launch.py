@@ -16,7 +16,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
@@ -113,6 +113,7 @@ class Launcher:
         logs: Path | None = None,
         grace_s: float = 30.0,
         timeout_s: float | None = None,
+        environment: Sequence[Mapping[str, str]] = (),
     ) -> list[Any]:
         """Results of ``entry(*args)`` by rank; `entry` is a function that can be imported.
 
@@ -120,6 +121,7 @@ class Launcher:
         anything was written. SIGINT and SIGTERM to any process of the run reach all ranks as
         SIGTERM; after `grace_s` (or a second signal) they are killed, at once if none trains yet.
         A rank for which others wait in a collective for `timeout_s` is named, and all are ended.
+        `environment` has further variables of each rank, which go before the launcher's own.
         `outcome` keeps what became of them.
 
         Raises:
@@ -131,12 +133,15 @@ class Launcher:
         """
         from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
+        assert len(environment) in (0, n_processes), "variables are given for all ranks or none"
+        more = environment or ({},) * n_processes
         call = pickle.dumps((entry, tuple(args)))
         store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
         request = Request(
             call=call,
             environment=tuple(
-                _variables(rank, n_processes, store.port, attempt) for rank in range(n_processes)
+                _variables(rank, n_processes, store.port, attempt) | dict(more[rank])
+                for rank in range(n_processes)
             ),
             stderr=_log_files(logs, n_processes, attempt),
             grace_s=grace_s,
