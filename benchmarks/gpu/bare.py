@@ -23,11 +23,12 @@ from polyreme.cluster import accelerator as accelerators
 from polyreme.runtime import mesh
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from polyreme.runtime.mesh import World
 
 Kind = Literal["fsdp2", "ddp"]
+KINDS: tuple[Kind, ...] = ("fsdp2", "ddp")
 
 
 def timed(
@@ -41,6 +42,11 @@ def timed(
 ) -> Timed:
     """A loop over microbatches of so many samples, until the global batch is through."""
     return stand.run(loop, asked, (kind, microbatch, recompute, steps))
+
+
+def timed_all(stand: Stand, asked: Setting, many: Sequence[tuple[Kind, int, bool]]) -> list[Timed]:
+    """The same of each kind, microbatch, and whether it recomputes."""
+    return stand.run_all(loop, asked, [(*each, STEPS) for each in many])
 
 
 def loop(
@@ -131,7 +137,7 @@ def _model(asked: Setting, world: World, kind: Kind, recompute: bool) -> torch.n
         if world.n_ranks == 1:
             return scored
         return torch.nn.parallel.DistributedDataParallel(scored)
-    if world.group is None:
+    if not torch.distributed.is_initialized():
         torch.distributed.init_process_group(
             world.accelerator.backend, store=torch.distributed.HashStore(), rank=0, world_size=1
         )
@@ -156,9 +162,7 @@ def main() -> None:
     print("|---|---|---|---|---|---|---|---|---|")
     with Stand() as stand:
         for name in given.model or ("llama-1.3b", "llama-7b"):
-            for kind, compiled, recompute in itertools.product(
-                ("fsdp2", "ddp"), (False, True), (False, True)
-            ):
+            for kind, compiled, recompute in itertools.product(KINDS, (False, True), (False, True)):
                 for microbatch in given.microbatch or (1, 2, 4, 8, 16):
                     asked = setting(name, given.devices, compiled=compiled)
                     found = timed(

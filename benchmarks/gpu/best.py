@@ -1,6 +1,6 @@
 """The plan that is chosen, against every plan by hand and against loops by hand, in one call.
 
-    python benchmarks/gpu/best.py [--model llama-1.3b] [--bare] [--devices N]
+    python benchmarks/gpu/best.py [--model llama-1.3b] [--bare 4] [--devices N]
 
 By hand: microbatches by powers of two, with and without recomputation, and on several devices
 tensor parts, pipelines and levels, one strategy for all layers. Llamas stand beside `bare`'s loops
@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import argparse
 import itertools
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
 
 import bare
 from stand import Setting, Stand, Timed, plans, setting, where
@@ -20,6 +20,10 @@ from stand import Setting, Stand, Timed, plans, setting, where
 from polyreme.errors import ConfigError, Infeasible
 from polyreme.plan.describe import describe
 from polyreme.plan.options import Parallel
+
+if TYPE_CHECKING:
+    from polyreme.plan.ir import Plan
+    from polyreme.profile.record import Profile
 
 NAMES = ("llama-1.3b", "llama-7b", "bert-huge", "vit-huge", "t5-large", "swin-huge")
 
@@ -52,30 +56,40 @@ def by_hand(asked: Setting) -> Iterator[Parallel]:
                 )
 
 
-def measured(stand: Stand, asked: Setting, of_bare: bool) -> Iterator[tuple[str, Timed]]:
-    """What was run, and how it did: the plan that is chosen, those by hand, loops by hand."""
-    profile, _ = stand.profile(asked)
+def tried(asked: Setting, profile: Profile) -> list[tuple[str, Plan]]:
+    """The plan that is chosen, and those by hand that fit and are others."""
     chosen = plans(asked, profile, Parallel())[0]
-    yield f"auto: {describe(chosen)}", stand.timed(asked, chosen)
-    seen = {describe(chosen)}
+    found = {describe(chosen): ("auto", chosen)}
     for parallel in by_hand(asked):
         try:
             plan = plans(asked, profile, parallel)[0]
         except (Infeasible, ConfigError):
             continue
-        if describe(plan) not in seen:
-            seen.add(describe(plan))
-            yield f"grid: {describe(plan)}", stand.timed(asked, plan)
-    if not of_bare:
-        return
+        found.setdefault(describe(plan), ("grid", plan))
+    return [*found.values()]
+
+
+def loops(asked: Setting, least: int) -> list[tuple[bare.Kind, int, bool]]:
+    """Loops by hand with microbatches from `least` on; they recompute only where that is asked."""
     share = asked.global_batch // asked.n_devices
-    for kind, k, recompute in itertools.product(
-        ("fsdp2", "ddp"), range(share.bit_length()), (False, True)
-    ):
-        if share % 2**k == 0:
-            found = bare.timed(stand, asked, kind=kind, microbatch=2**k, recompute=recompute)
-            again = ", recompute" if recompute else ""
-            yield f"bare: {kind}, microbatch {2**k}{again}", found
+    sizes = [2**k for k in range(share.bit_length()) if share % 2**k == 0 and 2**k >= least]
+    return [(kind, size, False) for kind in bare.KINDS for size in sizes]
+
+
+def measured(
+    stand: Stand, asked: Setting, of_bare: Sequence[tuple[bare.Kind, int, bool]]
+) -> Iterator[tuple[str, str, Timed]]:
+    """What was run: of what kind, in words, and how it did."""
+    profile, _ = stand.profile(asked)
+    ours = tried(asked, profile)
+    ends = stand.timed_all(asked, [plan for _, plan in ours])
+    for (kind, plan), found in zip(ours, ends, strict=True):
+        assert plan.estimate is not None
+        step_s, n_bytes = plan.estimate.step_s, sum(plan.estimate.peak_bytes.values())
+        predicted = f" | {1e3 * step_s:.1f} | {n_bytes / 2**30:.1f}"
+        yield kind, describe(plan) + predicted, found
+    for each, found in zip(of_bare, bare.timed_all(stand, asked, of_bare), strict=True):
+        yield "by hand", f"{each[0]}, microbatch {each[1]} | - | -", found
 
 
 def main() -> None:
@@ -83,22 +97,22 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", action="append")
     parser.add_argument("--devices", type=int)
-    parser.add_argument("--bare", action="store_true", help="beside loops by hand")
+    parser.add_argument("--bare", type=int, help="beside loops by hand of such microbatches up")
     parser.add_argument("--compiled", choices=("no", "yes", "both"), default="both")
     given = parser.parse_args()
     print(where())
-    print("| model | compiled | what | ms | tokens/s | of peak | GiB |")
-    print("|---|---|---|---|---|---|---|")
+    print("| model | compiled | what | predicted ms | GiB | ms | tokens/s | of peak | GiB |")
+    print("|---|---|---|---|---|---|---|---|---|")
     kinds = {"no": (False,), "yes": (True,), "both": (False, True)}[given.compiled]
     ends: list[str] = []
     with Stand() as stand:
         for name, compiled in itertools.product(given.model or NAMES, kinds):
             asked = setting(name, given.devices, compiled=compiled)
             best: dict[str, float] = {}
-            for what, found in measured(stand, asked, given.bare):
-                row = bare.cells(asked, found)
-                print(f"| {name} | {'yes' if compiled else 'no'} | {what} | {row} |", flush=True)
-                kind = what.partition(":")[0]
+            of_bare = loops(asked, given.bare) if given.bare else []
+            for kind, what, found in measured(stand, asked, of_bare):
+                row = f"{kind}: {what} | {bare.cells(asked, found)}"
+                print(f"| {name} | {'yes' if compiled else 'no'} | {row} |", flush=True)
                 if found.ran:
                     best[kind] = min(found.step_s, best.get(kind, found.step_s))
             auto_s = best.pop("auto", float("nan"))

@@ -142,8 +142,9 @@ def main() -> None:
         for name in given.model or NAMES:
             asked = setting(name, given.devices, compiled=given.compiled)
             profile, took_s = stand.profile(asked)
-            for plan in drawn(asked, profile):
-                rows.append(Row(name, plan, stand.timed(asked, plan)))
+            tried = drawn(asked, profile)
+            for plan, found in zip(tried, stand.timed_all(asked, tried), strict=True):
+                rows.append(Row(name, plan, found))
                 print(cells(rows[-1]), flush=True)
             print(f"<!-- {name}: profile in {took_s:.0f} s -->", flush=True)
     print("\n".join(said(rows)))

@@ -1,11 +1,13 @@
 """What the GPU benchmarks have in common: models, samples without meaning, plans that are timed.
 
-Every plan runs in processes of its own, one a device, so that memory of one is none of the next.
+On several devices every plan runs in processes of its own, one a device: one that finds no memory
+ends all. On one, plans follow each other in one process, which gives back what each has held.
 """
 
 from __future__ import annotations
 
 import datetime
+import gc
 import itertools
 import math
 import statistics
@@ -46,7 +48,7 @@ if TYPE_CHECKING:
     from polyreme.plan.ir import Level
 
 PRECISION = "bf16"
-STEPS, WARM = 6, 2
+STEPS, WARM = 3, 2  # the sixth step of a run is profiled, and longer
 RULE = AdamW(lr=1e-5)
 _POOL = 64  # samples, of which all others are copies
 
@@ -259,6 +261,19 @@ class Stand:
         """A run of a few steps."""
         return self.run(timed_here, asked, (plan, steps))
 
+    def timed_all(self, asked: Setting, plans: Sequence[Plan]) -> list[Timed]:
+        """A run of a few steps of each."""
+        return self.run_all(timed_here, asked, [(plan, STEPS) for plan in plans])
+
+    def run_all(
+        self, entry: Callable[..., Timed], asked: Setting, many: Sequence[Sequence[Any]]
+    ) -> list[Timed]:
+        """What `run` gives of each, in turn."""
+        if asked.n_devices > 1 or not many:
+            return [self.run(entry, asked, more) for more in many]
+        found: list[Timed] = self.launch(_one_by_one, asked, (entry, many))[0]
+        return found
+
     def launch(self, entry: Callable[..., Any], asked: Setting, more: Sequence[Any]) -> list[Any]:
         """What `entry` gives in each process, one a device."""
         return self._launcher.run(
@@ -345,6 +360,21 @@ def timed_here(
     step_s = statistics.median(b - a for a, b in itertools.pairwise(ends_s)) if ends_s else 0.0
     mesh.close(world)
     return Timed(step_s=step_s, peak_bytes=log.peak_bytes)
+
+
+def _one_by_one(
+    asked: Setting, entry: Callable[..., Timed], many: Sequence[Sequence[Any]]
+) -> list[Timed]:
+    accelerator, found = accelerators.detect(), []
+    for more in many:
+        try:
+            found.append(entry(asked, *more))
+        except (RunError, torch.OutOfMemoryError) as error:
+            found.append(Timed(why=_why(str(error))))
+        gc.collect()
+        accelerator.release()
+        accelerator.reset_peak()
+    return found
 
 
 def _why(words: str) -> str:
