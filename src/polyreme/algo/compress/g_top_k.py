@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING, ClassVar
 
 from ..effects import Recv, Send
 from ..packet import Like, Message, Packet
+from . import places
 from .kind import Combining, State
+from .sparse import scattered
 from .sparsifier import Sparsifier
 from .top_k import TopK
 
@@ -56,8 +58,6 @@ class GTopK(Sparsifier, frozen=True, kw_only=True, tag="GTopK", tag_field="kind"
         me: Worker,
     ) -> Program[tuple[list[torch.Tensor], list[torch.Tensor], list[State]]]:
         """Up the tree, each with the workers 1, 2, 4, ... after it; and down."""
-        import torch
-
         top = TopK(ratio=self.ratio)
 
         def encoded(x: torch.Tensor, draw: Draw) -> Packet:
@@ -80,17 +80,17 @@ class GTopK(Sparsifier, frozen=True, kw_only=True, tag="GTopK", tag_field="kind"
                 below.append(me.rank + hop)
         for to in reversed(below):
             yield Send(to=to, message=held)
-        sent = [
-            torch.where(_kept(mine) & _kept(common), x, torch.zeros_like(x))
-            for x, mine, common in zip(xs, own.packets, held.packets, strict=True)
-        ]
-        return [packet.decode() / me.n for packet in held.packets], sent, list(states)
+        outs, sent = [], []
+        for x, mine, common in zip(xs, own.packets, held.packets, strict=True):
+            n = x.numel()
+            chosen, values = top.held(common.buffers, common.like)
+            outs.append(scattered(chosen, values / me.n, n).view(x.shape))
+            where, _ = top.held(mine.buffers, mine.like)
+            where = where[places.mask(chosen, n)[where]]
+            sent.append(scattered(where, x.reshape(-1)[where], n).view(x.shape))
+        return outs, sent, list(states)
 
 
 def _hops(n: int) -> list[int]:
     """Powers of two below n."""
     return [1 << level for level in range((n - 1).bit_length())]
-
-
-def _kept(packet: Packet) -> torch.Tensor:
-    return packet.kind.kept(packet.buffers, packet.like)

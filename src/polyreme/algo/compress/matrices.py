@@ -44,7 +44,9 @@ def directions(last: torch.Tensor, draw: Draw, *, warm: bool) -> torch.Tensor:
     """Where power iteration starts: the last directions, or drawn ones, the same on all workers."""
     import torch
 
-    drawn = torch.randn(last.shape, generator=draw.shared(), dtype=torch.float64).to(last)
     lengths = last.abs().sum(0)
     usable = torch.isfinite(lengths) & (lengths > 0) & warm
+    if usable.all():
+        return last
+    drawn = torch.randn(last.shape, generator=draw.shared(), dtype=torch.float64).to(last)
     return torch.where(usable, last, drawn)
