@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import cache
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -9,6 +11,14 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     Integers = NDArray[Any]
+
+
+def compiled(like: torch.Tensor) -> Any:
+    """The compiled form for tensors like that (`compress.tiles`): elsewhere than on the host.
+
+    None where there is none.
+    """
+    return None if like.device.type == "cpu" else _tiles()
 
 
 def n_bytes(n_values: int, width: int) -> int:
@@ -22,9 +32,12 @@ def pack(values: torch.Tensor, width: int) -> torch.Tensor:
 
     if values.device.type == "cpu":
         return torch.from_numpy(_packed(values.numpy(), width))
+    size = n_bytes(values.shape[-1], width)
+    if values.numel() and (tiles := compiled(values)) is not None:
+        rows: torch.Tensor = tiles.packed(values.reshape(-1, values.shape[-1]), width, size)
+        return rows.view(*values.shape[:-1], size)
     shifts = torch.arange(width, device=values.device)
     bits = (values.long().unsqueeze(-1) >> shifts & 1).flatten(-2).to(torch.uint8)
-    size = n_bytes(values.shape[-1], width)
     bits = torch.nn.functional.pad(bits, (0, 8 * size - bits.shape[-1]))
     bits = bits.view(*values.shape[:-1], size, 8)
     weights = (1 << torch.arange(8, device=values.device)).to(torch.uint8)
@@ -37,6 +50,10 @@ def unpack(packed: torch.Tensor, width: int, n_values: int) -> torch.Tensor:
 
     if packed.device.type == "cpu":
         return torch.from_numpy(_unpacked(packed.numpy(), width, n_values).astype("<i8"))
+    tiles = compiled(packed) if packed.numel() else None
+    if tiles is not None and width <= tiles.WIDEST:
+        rows: torch.Tensor = tiles.unpacked(packed.reshape(-1, packed.shape[-1]), width, n_values)
+        return rows.view(*packed.shape[:-1], n_values)
     eight = torch.arange(8, device=packed.device, dtype=torch.uint8)
     bits = (packed.unsqueeze(-1) >> eight & 1).flatten(-2)[..., : n_values * width]
     bits = bits.reshape(*packed.shape[:-1], n_values, width)
@@ -49,6 +66,15 @@ def unpack(packed: torch.Tensor, width: int, n_values: int) -> torch.Tensor:
 def width(n_values: int) -> int:
     """Bits that tell so many values apart."""
     return max(1, (n_values - 1).bit_length())
+
+
+@cache
+def _tiles() -> Any:
+    if find_spec("triton") is None:
+        return None
+    from .compress import tiles
+
+    return tiles
 
 
 def _packed(values: Integers, width: int) -> Integers:

@@ -38,6 +38,11 @@ class OneBit(CompressorKind, frozen=True, kw_only=True, tag="OneBit", tag_field=
         import torch
 
         flat = widened(x)
+        if (tiles := bits.compiled(flat)) is not None:
+            signs, (lower_sum, upper_sum, n_upper) = tiles.signs(flat, sums=True)
+            sums = torch.stack([lower_sum, upper_sum])
+            counts = torch.stack([flat.numel() - n_upper, n_upper])
+            return ((sums / counts.clamp(min=1)).to(flat.dtype), signs), state
         upper = flat >= 0
         halves = [flat[~upper].double(), flat[upper].double()]
         means = torch.stack([half.sum() / max(half.numel(), 1) for half in halves])
@@ -45,5 +50,10 @@ class OneBit(CompressorKind, frozen=True, kw_only=True, tag="OneBit", tag_field=
 
     def decode(self, buffers: tuple[torch.Tensor, ...], like: Like) -> torch.Tensor:
         """The mean of each entry's half."""
+        import torch
+
         means, packed = buffers
+        if (tiles := bits.compiled(packed)) is not None:
+            two = means.to(getattr(torch, like.dtype))
+            return shaped(tiles.either(packed, two, like.n_entries), like.shape, like.dtype)
         return shaped(means[bits.unpack(packed, 1, like.n_entries)], like.shape, like.dtype)

@@ -41,6 +41,11 @@ class Sign(CompressorKind, frozen=True, kw_only=True, tag="Sign", tag_field="kin
     ) -> tuple[tuple[torch.Tensor, ...], State]:
         """Signs."""
         flat = widened(x)
+        if (tiles := bits.compiled(flat)) is not None:
+            signs, sums = tiles.signs(flat, sums=self.scale == "mean")
+            mean = (sums[1] - sums[0]) / max(flat.numel(), 1)
+            scale = () if self.scale == "none" else (mean.to(flat.dtype).view(1),)
+            return (*scale, signs), state
         signs = bits.pack(flat >= 0, 1)
         if self.scale == "none":
             return (signs,), state
@@ -49,6 +54,12 @@ class Sign(CompressorKind, frozen=True, kw_only=True, tag="Sign", tag_field="kin
 
     def decode(self, buffers: tuple[torch.Tensor, ...], like: Like) -> torch.Tensor:
         """Signs times their scale."""
+        import torch
+
         *scale, packed = buffers
+        if (tiles := bits.compiled(packed)) is not None:
+            size = scale[0] if scale else packed.new_ones(1, dtype=getattr(torch, like.dtype))
+            two = torch.cat([-size, size]).to(getattr(torch, like.dtype))
+            return shaped(tiles.either(packed, two, like.n_entries), like.shape, like.dtype)
         signs = (2 * bits.unpack(packed, 1, like.n_entries) - 1).double()
         return shaped(signs * scale[0] if scale else signs, like.shape, like.dtype)

@@ -68,27 +68,31 @@ class VarianceBased(SparseKind, frozen=True, kw_only=True, tag="VarianceBased", 
 
         flat = widened(x)
         left = {name: each.to(x.device).view(-1) for name, each in state.items()}
-        squares = left["squares"] + (flat - left["residue"]).square()
-        sure = (flat.square() > self.alpha * squares) & (flat != 0) | ~flat.isfinite()
-        top = _power(flat[sure].abs().amax()) if sure.any() else flat.new_zeros(())
+        if (tiles := bits.compiled(flat)) is not None:
+            given = left["residue"], left["squares"], self.alpha, self.decay
+            sure, residue, squares = tiles.sure(flat, *given)
+        else:
+            squares = (flat - left["residue"]).square_().add_(left["squares"])
+            sure = (flat.square() > self.alpha * squares) & (flat != 0) | ~flat.isfinite()
+            residue, squares = flat.clone(), squares.mul_(self.decay)
+        where = sure.nonzero().squeeze(-1)
+        held = flat[where]
+        top = _power(held.abs().amax()) if held.numel() else flat.new_zeros(())
         # The nearer of two powers is above from three quarters of it on.
-        down = _exponent(top) - _exponent(flat.abs() * (4 / 3))
-        down = torch.where(flat.isfinite() & top.isfinite(), down, torch.zeros_like(down))
-        sent = sure & (down < _LEVELS)
-        where = sent.nonzero().squeeze(-1)
-        codes = down[where].clamp(min=0) | (flat[where] < 0).long() << 3
+        down = _exponent(top) - _exponent(held.abs() * (4 / 3))
+        down = torch.where(held.isfinite() & top.isfinite(), down, torch.zeros_like(down))
+        sent = down < _LEVELS
+        where, held = where[sent], held[sent]
+        codes = down[sent].clamp(min=0) | (held < 0).long() << 3
         buffers = (
             top.view(1),
             torch.full((1,), where.numel(), dtype=torch.int32, device=x.device),
             places.pack(where, flat.numel()),
             bits.pack(codes, 4),
         )
-        like = Like.of(flat.view(x.shape))
-        after = {
-            "residue": flat.view(x.shape) - self.decode(buffers, like),
-            "squares": (squares * self.decay).masked_fill(sent, 0.0).view(x.shape),
-        }
-        return buffers, after
+        residue[where] = held - _meant(top, codes)
+        squares[where] = 0.0
+        return buffers, {"residue": residue.view(x.shape), "squares": squares.view(x.shape)}
 
     def held(
         self, buffers: tuple[torch.Tensor, ...], like: Like
@@ -97,8 +101,12 @@ class VarianceBased(SparseKind, frozen=True, kw_only=True, tag="VarianceBased", 
         top, count, packed, codes = buffers
         k = int(count)
         codes = bits.unpack(codes, 4, k)
-        values = top / (1 << (codes & 7)) * (1 - 2 * (codes >> 3))
-        return places.unpack(packed, k, like.n_entries), values
+        return places.unpack(packed, k, like.n_entries), _meant(top, codes)
+
+
+def _meant(top: torch.Tensor, codes: torch.Tensor) -> torch.Tensor:
+    """Values by their codes."""
+    return top / (1 << (codes & 7)) * (1 - 2 * (codes >> 3))
 
 
 def _exponent(sizes: torch.Tensor) -> torch.Tensor:
