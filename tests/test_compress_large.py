@@ -41,6 +41,7 @@ def test_the_largest_of_many_are_those_of_a_stable_sort(name: str, k: int) -> No
     entries = ENTRIES[name]
     ordered = entries.nan_to_num(nan=math.inf).sort(descending=True, stable=True).indices
     assert torch.equal(top_k.largest(entries, k), ordered[:k].sort().values)
+    assert torch.equal(top_k.smallest(-entries, k), ordered[:k].sort().values)
 
 
 def test_a_sample_spares_looking_at_all() -> None:

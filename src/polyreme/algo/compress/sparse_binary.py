@@ -10,7 +10,7 @@ from . import golomb
 from .kind import State
 from .precision import wide, widened
 from .sparsifier import Sparsifier, count
-from .top_k import largest
+from .top_k import largest, smallest
 
 if TYPE_CHECKING:
     import torch
@@ -49,7 +49,7 @@ class SBC(Sparsifier, frozen=True, kw_only=True, tag="SBC", tag_field="kind"):
         """The entries of one side, and their mean."""
         flat = widened(x)
         k = count(self.ratio, flat.numel())
-        sides = [largest(flat, k), largest(-flat, k)]
+        sides = [largest(flat, k), smallest(flat, k)]
         means = [flat[where].double().sum() / max(k, 1) for where in sides]
         side = 1 if -means[1] > means[0] else 0
         gaps = golomb.pack(sides[side], golomb.remainder(k, flat.numel()))

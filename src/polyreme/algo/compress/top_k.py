@@ -104,11 +104,18 @@ def largest_of_rows(sizes: torch.Tensor, k: int) -> torch.Tensor:
     return torch.stack([_first_of_equals(each, k) for each in sizes])
 
 
-def _near(sizes: torch.Tensor, k: int) -> torch.Tensor | None:
+def smallest(entries: torch.Tensor, k: int) -> torch.Tensor:
+    """The k largest of the entries with their signs turned, as `largest` has them."""
+    near = _near(entries, k, turned=True) if k else None
+    return largest(-entries, k) if near is None else near[largest(-entries[near], k)]
+
+
+def _near(sizes: torch.Tensor, k: int, *, turned: bool = False) -> torch.Tensor | None:
     """Indices in rising order of few more than k entries, which hold all of the k largest.
 
-    None where a sample gives no bound that leaves few: then all are looked at. Passes over all
-    entries are what selection costs, and this takes fewer than to select among them.
+    With signs `turned` these are the k smallest, NaN below all. None where a sample gives no bound
+    that leaves few: then all are looked at. Passes over all entries are what selection costs, and
+    this takes fewer than to select among them.
     """
     n = sizes.numel()
     if n < _SAMPLED_FROM:
@@ -118,8 +125,9 @@ def _near(sizes: torch.Tensor, k: int) -> torch.Tensor | None:
     rank = math.ceil(expected + 5 * math.sqrt(expected)) + 1
     if rank > sample.numel() // 8:
         return None
-    least = sample.topk(rank, sorted=False).values.amin()
-    near = (sizes < least).logical_not_().nonzero().squeeze(-1)  # NaN is among them
+    least = (-sample if turned else sample).topk(rank, sorted=False).values.amin()
+    below = sizes > -least if turned else sizes < least
+    near = below.logical_not_().nonzero().squeeze(-1)  # NaN is among them
     return near if k <= near.numel() <= 2 * rank * n // sample.numel() else None
 
 
