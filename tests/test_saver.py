@@ -19,7 +19,7 @@ import torch
 from polyreme.algo.rule import AdamW
 from polyreme.errors import RunError
 from polyreme.runlog import CheckpointEvent, EvalEvent, FaultEvent, StepEvent
-from polyreme.runtime import checkpoint, checkpoints, executor, loop, tensorfile
+from polyreme.runtime import checkpoint, checkpoints, loop, making, tensorfile
 from polyreme.runtime.final import save_final
 from polyreme.runtime.gathering import full_parameters
 from polyreme.runtime.saver import Saver
@@ -349,20 +349,20 @@ def _ask_in_step(world, case, run, at):
     """One rank is asked to stop while it computes step `at`."""
     case, settings = case
     job = replace(case, settings=settings).job()
-    cross_entropy, steps = executor.cross_entropy, [0]
+    cross_entropy, steps = making.cross_entropy, [0]
 
     def counted(*args):
         steps[0] += 1
         return cross_entropy(*args)
 
-    executor.cross_entropy = counted
+    making.cross_entropy = counted
     saver = Saver(run, job.graph, world, keep=2)
     try:
         outcome = loop.train(
             job, world, stop=lambda: world.rank == 1 and steps[0] == at, save=saver
         )
     finally:
-        executor.cross_entropy = cross_entropy
+        making.cross_entropy = cross_entropy
     return outcome.status, outcome.steps
 
 

@@ -53,11 +53,19 @@ class Recorded:
     def __init__(self, events: list[tuple[str, float, float]], step_s: float) -> None:
         self.step_us = 1e6 * step_s
         self.busy_us = union_s((start, end) for _, start, end in events)
+        self.gaps = _gaps(events)
         self.us: Counter[str] = Counter()
         self.calls: Counter[str] = Counter()
         for name, start, end in events:
             self.us[name] += end - start  # type: ignore[assignment]
             self.calls[name] += 1
+
+    def said(self, most: int) -> list[str]:
+        """The longest times without a kernel, with those before and after."""
+        return [
+            f"{us / 1e3:.2f} ms between `{before[:50]}` and `{after[:50]}`"
+            for us, before, after in self.gaps[:most]
+        ]
 
     def rows(self, most: int) -> list[str]:
         """By kind, then the longest kernels."""
@@ -73,6 +81,22 @@ class Recorded:
 
     def _share(self, us: float) -> str:
         return f"{us / 1e3:.1f} ms | {100 * us / self.step_us:.1f} %"
+
+
+def _is_range(name: str) -> bool:
+    """Whether a program named a stretch of time so: its kernels are there themselves."""
+    return name.startswith(("Optimizer.", "ProfilerStep", "## "))
+
+
+def _gaps(events: list[tuple[str, float, float]]) -> list[tuple[float, str, str]]:
+    """Longest first; the names of kernels before and after."""
+    found, last, reach = [], "the end of the step before", float("nan")
+    for name, start, end in sorted(events, key=lambda event: event[1]):
+        if start > reach:
+            found.append((start - reach, last, name))
+        if not end <= reach:
+            last, reach = name, end
+    return sorted(found, reverse=True)
 
 
 class _Recorder:
@@ -97,7 +121,7 @@ class _Recorder:
             events = [
                 (event.name, float(event.time_range.start), float(event.time_range.end))
                 for event in self.profiler.events() or ()
-                if event.device_type != DeviceType.CPU
+                if event.device_type != DeviceType.CPU and not _is_range(event.name)
             ]
             self.found = Recorded(events, step_s)
 
@@ -140,7 +164,8 @@ def main() -> None:
                 assert recorded is not None
                 print(f"\n{name}, {what}: {recorded.step_us / 1e3:.1f} ms\n")
                 print("| kind | kernel | time | share |\n|---|---|---|---|")
-                print("\n".join(recorded.rows(given.most)), flush=True)
+                print("\n".join(recorded.rows(given.most)))
+                print("\nLongest without a kernel:", *recorded.said(6), sep="\n* ", flush=True)
 
 
 if __name__ == "__main__":

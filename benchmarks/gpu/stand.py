@@ -45,7 +45,6 @@ if TYPE_CHECKING:
 
     from polyreme.cluster.types import Cluster
     from polyreme.graph.layer import LayerGraph
-    from polyreme.plan.ir import Level
 
 PRECISION = "bf16"
 STEPS, WARM = 3, 2  # the sixth step of a run is profiled, and longer
@@ -206,17 +205,6 @@ def setting(name: str, n_devices: int | None = None, *, compiled: bool = False) 
     n = n_devices or accelerators.detect().count()
     model = MODELS[name]
     return Setting(model=model, n_devices=n, global_batch=n * model.batch, compiled=compiled)
-
-
-def fixed(
-    asked: Setting, *, microbatch: int, recompute: bool = False, level: Level | None = None
-) -> Parallel:
-    """The split of plain data parallelism: shards that hold parts of states, by `level`."""
-    n = asked.n_devices
-    level = level if n > 1 else None
-    return Parallel(
-        pp=1, tp=1, replica=1, shard=n, level=level, microbatch=microbatch, recompute=recompute
-    )
 
 
 def too_few(n_devices: int, least: int = 2) -> str | None:
