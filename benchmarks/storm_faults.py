@@ -16,10 +16,10 @@ from typing import Any
 import torch
 from storm_runs import FOLDER, PACE, SKIP
 
-from polyreme.runtime import executor
+from polyreme.runtime import making
 from polyreme.runtime.executor import Executor
 
-_cross_entropy = executor.cross_entropy
+_cross_entropy = making.cross_entropy
 _play = Executor.__call__
 _steps = [0]
 
@@ -57,5 +57,5 @@ def _poisoned(logits: torch.Tensor, labels: torch.Tensor) -> tuple[torch.Tensor,
     return (_BadGradient.apply(total) if what == "gradient" else total * torch.nan), weight
 
 
-executor.cross_entropy = _poisoned
+making.cross_entropy = _poisoned
 Executor.__call__ = _counted  # type: ignore[method-assign]
