@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 
 import pytest
 import torch
+from functorch.compile import make_boxed_func
 from torch import nn
+from torch._dynamo.backends.common import aot_autograd
 
 from polyreme.cluster.accelerator import HostAccelerator, Timer
 from polyreme.cluster.detect import detect
@@ -109,6 +112,33 @@ def test_no_time_holds_what_compiling_took(compiled) -> None:
     assert compiled
     for times in made.layers.values():
         assert all(value < 1 for value in (*times.forward_s, *times.backward_s))
+
+
+def test_compiling_ends_no_ladder_of_sizes(compiled, monkeypatch) -> None:
+    """Seconds of compiling, of backward passes too, were taken from those for passes."""
+    begun: list[float] = []
+
+    def slowly(module, examples):
+        del examples
+        begun.append(time.perf_counter())
+        time.sleep(0.3)
+        return make_boxed_func(module.forward)
+
+    monkeypatch.setattr(
+        torch, "compile", partial(torch.compile.func, backend=aot_autograd(fw_compiler=slowly))
+    )
+    made = measure(
+        tiny_graph("wide"),
+        detect(HostAccelerator(), 1),
+        "fp32",
+        lone(),
+        8,
+        budget_s=0.8,
+        compiled=True,
+    )
+    assert made.layers["wide"].microbatch == (1, 2, 4, 8)
+    assert len(begun) == 8
+    assert not compiled
 
 
 def test_nothing_that_was_measured_compiled_is_left_for_training(compiled) -> None:

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from allocator import counting
+from planner_toy import profile, toy, toy_draft, workload
 from polyreme.algo.compose import DataParallel
 from polyreme.algo.rule import AdamW
 from polyreme.algo.train import Train
@@ -23,6 +24,7 @@ from polyreme.measure.measure import measure
 from polyreme.measure.memory import PassBytes, with_bytes
 from polyreme.plan.ir import Workload
 from polyreme.plan.options import Parallel
+from polyreme.planner.cost.memory import Memory
 from polyreme.planner.search import search
 from polyreme.profile.assume import assume
 from polyreme.profile.record import LayerTimes, PassingBytes, Profile
@@ -100,6 +102,18 @@ def test_what_a_pass_holds_for_a_moment_is_measured() -> None:
     assert times.saved_bytes_per_sample == saved_bytes(tiny_graph("bulge"), "fp32")["bulge"].saved
 
 
+def test_gradients_of_weights_pass_by_one_after_another(monkeypatch) -> None:
+    """They stayed to the end of the pass, where a step takes each away as it comes."""
+    linears = 8
+    monkeypatch.setitem(
+        MODULES, "many", lambda: nn.Sequential(*(nn.Linear(WIDTH, WIDTH) for _ in range(linears)))
+    )
+    times = measured(tiny_graph("many", "relu"), sizes=(1, 2))["many"]
+    assert times.passing_bytes is not None
+    weight = (WIDTH + 1) * WIDTH * FLOAT
+    assert weight <= times.passing_bytes.fixed + times.passing_bytes.sample <= 3 * weight
+
+
 def test_what_is_kept_beyond_what_is_counted_is_measured() -> None:
     graph = tiny_graph("hiding", "relu")
     times, counted = measured(graph)["hiding"], saved_bytes(graph, "fp32")["hiding"]
@@ -165,12 +179,13 @@ def test_what_libraries_keep_is_part_of_what_a_process_holds(monkeypatch) -> Non
 
     graph, cluster = tiny_graph("linear"), detect(HostAccelerator(), 1)
     monkeypatch.setattr(whole, "matmul_flops", flops)
-    monkeypatch.setattr(whole, "optimizer_s_per_byte", lambda _: 1e-9)
+    monkeypatch.setattr(whole, "optimizer_s_per_byte", lambda *_: 1e-9)
+    monkeypatch.setattr(whole, "gradients_s_per_byte", lambda *_: (0.0, 0.0))
     with counting() as entry:
         monkeypatch.setattr(type(entry), "held_bytes", lambda _: 7)
         world = dataclasses.replace(lone(), accelerator=entry)
-        profile = measure(graph, cluster, "fp32", world, 4, budget_s=0.2)
-    assert profile.context_bytes == 7 + 1000 * FLOAT
+        made = measure(graph, cluster, "fp32", world, 4, budget_s=0.2)
+    assert made.context_bytes == 7 + 1000 * FLOAT
 
 
 def test_profiles_of_before_are_read_and_new_bytes_survive_the_file(tmp_path) -> None:
@@ -191,6 +206,39 @@ def test_profiles_of_before_are_read_and_new_bytes_survive_the_file(tmp_path) ->
 
 
 # A step's peak
+
+
+@pytest.mark.parametrize(
+    ("kind", "alive"), [("embed", 1), ("block", 2), ("normed", 3), ("head", 4)]
+)
+@pytest.mark.parametrize("recompute", [False, True])
+def test_what_passes_by_counts_at_its_layer(kind, alive, recompute) -> None:
+    """It was left out, or came to all that is kept, though later layers have freed theirs."""
+    saved, size, passing, fixed = 1000, 12, 10**6, 10**7
+    plain = profile(saved_bytes=saved)
+    known = {
+        name: msgspec.structs.replace(
+            times, passing_bytes=PassingBytes(sample=passing * (name == kind), fixed=0)
+        )
+        for name, times in plain.layers.items()
+    }
+    memory, draft = Memory(toy(), workload()), toy_draft(recompute=recompute)
+    found = msgspec.structs.replace(plain, layers=known)
+    causes = memory.causes(draft, found, 0)
+    waiting = saved // 10 if recompute else saved
+    again = saved if recompute else 0
+    assert causes["activations"] == size * (alive * waiting + again + passing)
+    assert causes["logits"] == 0
+    own = msgspec.structs.replace(known[kind], passing_bytes=PassingBytes(sample=0, fixed=fixed))
+    alike = msgspec.structs.replace(plain, layers={**known, kind: own})
+    assert memory.causes(draft, alike, 0)["buffers"] >= fixed
+
+
+def test_the_loss_takes_what_it_was_measured_to_take() -> None:
+    plain = profile()
+    head = msgspec.structs.replace(plain.layers["head"], loss_bytes=10**6)
+    found = msgspec.structs.replace(plain, layers={**plain.layers, "head": head})
+    assert Memory(toy(), workload()).causes(toy_draft(), found, 0)["logits"] == 12 * 10**6
 
 
 SEQ_LEN = 32
@@ -240,8 +288,8 @@ def test_the_peak_of_a_step_is_what_is_predicted(microbatch, recompute, monkeypa
     precision, batch = "bf16", 8
     layers = measured(graph, precision=precision)
     host = detect(HostAccelerator(), 1)
-    profile: Profile = msgspec.structs.replace(assume(graph, host, precision), layers=layers)
-    workload = Workload(
+    costs: Profile = msgspec.structs.replace(assume(graph, host, precision), layers=layers)
+    given = Workload(
         global_batch=batch,
         seq_len=SEQ_LEN,
         precision=precision,
@@ -250,7 +298,7 @@ def test_the_peak_of_a_step_is_what_is_predicted(microbatch, recompute, monkeypa
         by_entry=True,
     )
     fixed = Parallel(microbatch=microbatch, recompute=recompute)
-    (plan,) = search(graph, host, profile, workload, fixed, top=1, all_devices=True)
+    (plan,) = search(graph, host, costs, given, fixed, top=1, all_devices=True)
     job = Job(
         graph=graph,
         plan=plan,

@@ -1,4 +1,4 @@
-"""What one device reaches: rate of large products, seconds of the optimizer, memory before use."""
+"""What one device reaches: rate of large products, seconds of the update and of gradients' sums."""
 
 from __future__ import annotations
 
@@ -31,19 +31,53 @@ def matmul_flops(world: World, precision: str) -> float:
     return best
 
 
-def optimizer_s_per_byte(world: World) -> float:
-    """Seconds of AdamW (fused) for each byte of float32 master parameters.
+def optimizer_s_per_byte(world: World, precision: str) -> float:
+    """Seconds of an update for each byte of float32 master parameters.
 
-    Rules with less state take less; the difference is left aside.
+    The norm of gradients, AdamW (fused), and the copy that layers compute with, where they have
+    one. Rules with less state take less; the difference is left aside.
     """
     import torch
 
-    count = HOST_PARAMETERS if world.accelerator.on_host else DEVICE_PARAMETERS
+    count, dtype = _parameters(world), compute_dtype(precision)
     weights = torch.zeros(count, device=world.device, requires_grad=True)
-    weights.grad = torch.ones_like(weights)
+    gradient = torch.ones_like(weights)
+    weights.grad = gradient
     optimizer = torch.optim.AdamW([weights], fused=True)
 
+    copies = weights.detach().to(dtype) if dtype.itemsize < weights.itemsize else None
+
     def step() -> None:
+        torch._foreach_norm([gradient])
         optimizer.step()
+        if copies is not None:
+            torch._foreach_copy_([copies], [weights.detach()])
 
     return usual_s(world, step) / (4 * count)
+
+
+def gradients_s_per_byte(world: World, precision: str) -> tuple[float, float]:
+    """Seconds in which gradients of a microbatch come into the sums of a step, by their bytes.
+
+    Of the first microbatch, and of each that is added to it. A lone process whose layers compute
+    in the master's dtype takes the first as it comes.
+    """
+    import torch
+
+    count, dtype = _parameters(world), compute_dtype(precision)
+    came = torch.ones(count, dtype=dtype, device=world.device)
+    sums = torch.zeros(count, dtype=torch.promote_types(dtype, torch.float32), device=world.device)
+
+    def first() -> None:
+        sums.copy_(came)
+
+    def more() -> None:
+        sums.add_(came)
+
+    taken = world.group is None and came.dtype == sums.dtype
+    first_s = 0.0 if taken else usual_s(world, first)
+    return first_s / sums.nbytes, usual_s(world, more) / sums.nbytes
+
+
+def _parameters(world: World) -> int:
+    return HOST_PARAMETERS if world.accelerator.on_host else DEVICE_PARAMETERS

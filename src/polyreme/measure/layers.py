@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -180,12 +180,11 @@ class _Stand:
                 forget_compiled()
 
     def warm(self, microbatch: int) -> Play:
-        """What `play` gives, after a first pass where that compiles."""
-        if not self.compiled:
-            return self.play(microbatch)
-        with self._compiling():
+        """What `play` gives, after first passes that compile, or have libraries begin."""
+        with self._compiling() if self.compiled else nullcontext():
             play = self.play(microbatch)
-            play()
+            if self.compiled or not self.world.accelerator.on_host:
+                play()
         return play
 
     @contextmanager

@@ -14,7 +14,7 @@ from ..profile.record import Profile
 from ..profile.saved import saved_bytes
 from ..profile.store import made_now
 from .agree import largest, no_garbage
-from .device import matmul_flops, optimizer_s_per_byte
+from .device import gradients_s_per_byte, matmul_flops, optimizer_s_per_byte
 from .layers import MICROBATCHES, measure_layers
 from .links import measure_links, measure_overlap
 
@@ -67,7 +67,8 @@ def measure(
         collectives = measure_links(world, links_s, operations(graph))
         overlap = measure_overlap(world)
         flops = matmul_flops(world, precision)
-        update_s = optimizer_s_per_byte(world)
+        update_s = optimizer_s_per_byte(world, precision)
+        gradient_s, more_s = gradients_s_per_byte(world, precision)
     if not world.accelerator.on_host:  # communicators take device memory at their first use
         gc.collect()
         # Libraries take their workspaces from torch at their first use, and keep them.
@@ -79,6 +80,8 @@ def measure(
         layers=layers,
         collectives=collectives,
         optimizer_s_per_byte=update_s,
+        gradient_s_per_byte=gradient_s,
+        more_gradient_s_per_byte=more_s,
         matmul_flops=flops,
         overlap=overlap,
         sharded_overlap=0.0 if world.accelerator.on_host else None,  # FSDP2 waits for each there

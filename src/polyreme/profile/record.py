@@ -142,7 +142,10 @@ class CollectiveTimes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
 class Profile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Costs of a model's layer kinds on a cluster at one precision and sequence length.
 
-    `optimizer_s_per_byte` is seconds of the update per byte of float32 master parameters;
+    `optimizer_s_per_byte` is seconds of the update per byte of float32 master parameters: of the
+    gradients' norm, the optimizer, the copies that layers compute with; `gradient_s_per_byte`
+    those in which gradients of a step's first microbatch come into its sums, by the bytes of
+    these, `more_gradient_s_per_byte` the same of each that is added;
     `matmul_flops` the best measured (or the assumed peak) matrix-product rate of one device;
     `overlap` the share of a gradient reduction that hides behind the backward pass, 0 to 1;
     `sharded_overlap` the same of gathers and reduce-scatters of sharded layers (unset: the same);
@@ -168,4 +171,6 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     sharded_overlap: float | None = None
     global_batch: int | None = None
     compiled: bool = False
+    gradient_s_per_byte: float = 0.0
+    more_gradient_s_per_byte: float = 0.0
     made_for: Mapping[str, Mapping[str, str]] = {}

@@ -233,7 +233,8 @@ def _faults(profile: Profile) -> list[tuple[str, str]]:
     for name, share in shares.items():
         if share is not None and not 0 <= share <= 1:
             faults.append((name, "is no share of 0 to 1"))
-    amounts = ("optimizer_s_per_byte", "matmul_flops", "context_bytes")
+    rates = ("optimizer_s_per_byte", "gradient_s_per_byte", "more_gradient_s_per_byte")
+    amounts = (*rates, "matmul_flops", "context_bytes")
     wrong = [name for name in amounts if not 0 <= getattr(profile, name) < float("inf")]
     return [*faults, *((name, "is no amount from 0") for name in wrong)]
 

@@ -123,7 +123,8 @@ class DataCost:
         ]
         names = tuple(draft.strategies)
         sharded, bucketed = self._sharded(units), self._bucketed(draft, names)
-        rounds, update_s = draft.microbatches, self._update_s(units)
+        rounds = draft.microbatches
+        update_s = self._update_s(units, rounds)
         return StepTime(
             compute_s=compute_s + update_s,
             comm_s=sharded.comm_s(rounds) + bucketed.comm_s(rounds),
@@ -148,7 +149,7 @@ class DataCost:
             for unit in self.traffic.units(held, strategy)
         ]
         return RankTime(
-            update_s=self._update_s(units),
+            update_s=self._update_s(units, draft.microbatches),
             exposed_comm_s=self._exposed_s(
                 draft, self._sharded(units), self._bucketed(draft, names), self.passes(draft, names)
             ),
@@ -187,7 +188,9 @@ class DataCost:
                 bucketed.reduce_last += self.price_s(strategy, pp, message) * n_bytes / close
         passes = self.layer_passes(name, strategy, size)
         return RankTime(
-            update_s=self._update_s([(strategy, unit, 1, False) for unit in units]),
+            update_s=self._update_s(
+                [(strategy, unit, 1, False) for unit in units], draft.microbatches
+            ),
             exposed_comm_s=self._exposed_s(draft, sharded, bucketed, passes),
         )
 
@@ -266,19 +269,26 @@ class DataCost:
         forward_s, backward_s = self._passes[key]
         return forward_s, backward_s + (forward_s if strategy.recompute else 0.0)
 
-    def _update_s(self, units: _Units) -> float:
-        """Seconds of the optimizer on the device that holds most.
+    def _update_s(self, units: _Units, rounds: int) -> float:
+        """Seconds of the optimizer, and of sums of gradients, on the device that holds most.
 
-        What lies in the host's memory comes and goes at once, in either direction, while it
-        computes.
+        What is reduced with each microbatch is not added to what came before. What lies in the
+        host's memory comes and goes at once, in either direction, while it computes.
         """
-        here = moved_bytes = 0
+        here = first = more = moved_bytes = 0
         wide, states = self.memory.widths, self.memory.workload.optimizer_states
         for strategy, unit, count, _ in units:
             elements = (unit.loose + math.ceil(unit.reduced / unit.parts)) * count
             here += elements
+            whole = unit.loose + unit.trained if unit.parts > 1 else unit.loose
+            each = unit.trained if strategy.level in ("grads", "params") and unit.parts > 1 else 0
+            first += (whole + each * (rounds - 1)) * count
+            more += (whole - each) * (rounds - 1) * count
             moved_bytes += elements * updated_bytes(strategy.offload, wide, states)
-        computed_s = here * wide.master * self.profile.optimizer_s_per_byte
+        profile = self.profile
+        computed_s = here * wide.master * profile.optimizer_s_per_byte + wide.gradient * (
+            first * profile.gradient_s_per_byte + more * profile.more_gradient_s_per_byte
+        )
         if not moved_bytes:
             return computed_s
         assert self._to_host_bytes_s, "offered only where that is known"
