@@ -82,12 +82,14 @@ def measure_layers(
             n = COMPILED_SIZES if tp == 1 else COMPILED_PART_SIZES
             tried = _spread(_fitting(world, saved[kind], sizes), n)
         found = _measure_kind(stand, saved[kind], tried, budget_s / (len(todo) - index))
+        again = None if tp > 1 or world.accelerator.on_host else _recompute_share(stand, found)
         stand.close()
         budget_s -= largest(world, time.perf_counter() - start_s - stand.compiling_s)
         if tp == 1:
-            times[kind] = with_bytes(
-                _with_bytes(found, saved[kind]), stand.held, stand.loss_bytes, compiled=compiled
+            counted = msgspec.structs.replace(
+                _with_bytes(found, saved[kind]), recompute_share=again
             )
+            times[kind] = with_bytes(counted, stand.held, stand.loss_bytes, compiled=compiled)
         else:
             parts[kind][tp] = found
     return {
@@ -148,6 +150,8 @@ class _Stand:
         *,
         compiled: bool = False,
     ) -> None:
+        from ..runtime.stage import Body
+
         self.layer = layer
         self.world = world
         self.tp = tp
@@ -156,6 +160,7 @@ class _Stand:
         self.held: list[PassBytes] = []
         self.loss_bytes: int | None = None
         self.module = _filled(graph, layer, precision, world, tp)
+        self.body = Body(self.module, recompute=False)
         if compiled:
             with self._compiling():
                 compile_layer(self.module)
@@ -203,7 +208,7 @@ class _Stand:
         leaves = [*weights, *(argument for argument in arguments if argument.requires_grad)]
 
         def ends() -> list[torch.Tensor]:
-            out = self.module(*arguments)
+            out = self.body(*arguments)
             outputs = list(out) if isinstance(out, tuple) else [out]
             if self._logits is not None:
                 logits = outputs[self._logits]
@@ -321,6 +326,19 @@ def _measure_kind(
         forward_s=tuple(pair[0] for pair in passes),
         backward_s=tuple(pair[1] for pair in passes),
     )
+
+
+def _recompute_share(stand: _Stand, found: PassTimes) -> float | None:
+    """What recomputation adds to the longest backward pass, over the forward pass.
+
+    Torch computes again no further than to the last tensor that the backward pass reads.
+    """
+    forward_s, backward_s = found.forward_s[-1], found.backward_s[-1]
+    stand.body.recompute = True
+    timed = _time(stand, found.microbatch[-1])
+    if timed is None or not forward_s:
+        return None
+    return max(0.0, (timed[1] - backward_s) / forward_s)
 
 
 def _time(stand: _Stand, size: int) -> tuple[float, ...] | None:

@@ -79,13 +79,14 @@ def _layer_cost(
     hosted_s = sum(cost.data.hosted_s(name, strategy, draft.rounds))
     over_data = cost.data.layer_once(name, strategy, pp, max(sizes), draft)
     held = fitting.memory.layer_storage(name, strategy, 0)
-    times = fitting.profile.layers[fitting.memory.graph.layer(name).kind]
+    kind = fitting.memory.graph.layer(name).kind
+    times = fitting.profile.layers[kind]
     return LayerCost(
         layers=names,
         how=describe_strategy(strategy),
         forward_s=forward_s,
         backward_s=backward_s,
-        recompute_s=forward_s if strategy.recompute else 0.0,
+        recompute_s=forward_s * times.recomputed if strategy.recompute else 0.0,
         parts_s=parts_s,
         data_s=over_data.exposed_comm_s,
         update_s=over_data.update_s,

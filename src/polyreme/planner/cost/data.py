@@ -267,7 +267,9 @@ class DataCost:
         if key not in self._passes:
             self._passes[key] = self._fit.passes_s(*key)
         forward_s, backward_s = self._passes[key]
-        return forward_s, backward_s + (forward_s if strategy.recompute else 0.0)
+        if not strategy.recompute:
+            return forward_s, backward_s
+        return forward_s, backward_s + forward_s * self.profile.layers[kind].recomputed
 
     def _update_s(self, units: _Units, rounds: int) -> float:
         """Seconds of the optimizer, and of sums of gradients, on the device that holds most.
