@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import msgspec
 import pytest
@@ -15,6 +16,7 @@ from polyreme.measure import device
 from polyreme.measure import layers as layer_times
 from polyreme.planner.cost.data import DataCost
 from polyreme.planner.cost.memory import Memory
+from polyreme.profile.saved import saved_bytes
 from profile_toy import tiny_graph
 from test_measure import lone
 
@@ -114,3 +116,77 @@ def test_a_first_pass_in_which_libraries_begin_leaves_others_their_seconds() -> 
     found = layer_times._time(layer_times._Stand(graph, graph.layers[0], "fp32", world), 2)
     assert found == pytest.approx([1e-3, 1e-3])
     assert len(entry.ran) // 2 - 2 > 10
+
+
+class Paced(Slow):
+    """A forward pass takes 2 ms, a backward pass 3 ms, and 1 ms more where it computes again."""
+
+    bodies: list[Any]
+
+    @contextmanager
+    def work_timer(self) -> Iterator[Timer]:
+        timer = Timer()
+        yield timer
+        self.ran.append(1)
+        again = 1e-3 if self.bodies[-1].recompute else 0.0
+        timer.seconds = 2e-3 if len(self.ran) % 2 else 3e-3 + again
+
+
+def test_recomputation_is_priced_as_a_whole_forward_pass(monkeypatch) -> None:
+    """Torch computes again only as far as it must; the host pays for its hooks."""
+    entry = Paced()
+    bodies: list[Any] = []
+    object.__setattr__(entry, "ran", [])
+    object.__setattr__(entry, "bodies", bodies)
+    original = layer_times._Stand.__init__
+
+    def made(self, *args, **how):
+        original(self, *args, **how)
+        bodies.append(self.body)
+
+    monkeypatch.setattr(layer_times._Stand, "__init__", made)
+    monkeypatch.setattr(layer_times._Stand, "hold", lambda *_: None)
+    world = dataclasses.replace(lone(), accelerator=entry)
+    graph = tiny_graph("linear")
+    saved = saved_bytes(graph, "fp32")
+    (times,) = layer_times.measure_layers(graph, "fp32", world, saved, (1, 2), 9.0).values()
+    assert times.recompute_shares == pytest.approx((0.5, 0.5))
+    assert not bodies[0].recompute
+
+
+def test_recomputation_of_a_size_between_is_priced_as_either() -> None:
+    times = next(iter(profile().layers.values()))
+    sizes = times.microbatch[:2]
+    found = msgspec.structs.replace(
+        times,
+        microbatch=sizes,
+        forward_s=times.forward_s[:2],
+        backward_s=times.backward_s[:2],
+        recompute_shares=(2.0, 1.0),
+    )
+    middle = sum(sizes) / 2
+    assert found.recomputed(middle) == pytest.approx(1.5)
+    assert [found.recomputed(n) for n in (sizes[0] / 2, sizes[0], sizes[1], 99)] == [2, 2, 1, 1]
+    assert times.recomputed(middle) == 1.0
+
+
+def test_a_plan_that_recomputes_is_priced_by_what_was_measured() -> None:
+    bare = profile()
+    half = msgspec.structs.replace(
+        bare,
+        layers={
+            kind: msgspec.structs.replace(
+                times, recompute_shares=tuple(0.5 for _ in times.microbatch)
+            )
+            for kind, times in bare.layers.items()
+        },
+    )
+    plain, whole, found = (
+        DataCost(Memory(toy(), workload()), costs, cluster(2))(draft).compute_s
+        for costs, draft in (
+            (bare, toy_draft(microbatches=1)),
+            (bare, toy_draft(microbatches=1, recompute=True)),
+            (half, toy_draft(microbatches=1, recompute=True)),
+        )
+    )
+    assert found - plain == pytest.approx((whole - plain) / 2)

@@ -34,7 +34,8 @@ REPEATS = 5
 REPEAT_S = 0.15  # long passes are repeated less often, but at least once
 # On an accelerator passes follow one another without a pause, as in training: one that has rested
 # runs faster than its power allows in the long run. The second half of so many seconds counts.
-LASTING_S = 0.6
+LASTING_S = 0.5
+LONG_S = 5e-3  # shorter passes leave it resting in any case
 MOST = 400
 COMPILED_SIZES = 3  # of a kind; each is compiled for itself, which takes seconds
 COMPILED_PART_SIZES = 2
@@ -82,12 +83,11 @@ def measure_layers(
             n = COMPILED_SIZES if tp == 1 else COMPILED_PART_SIZES
             tried = _spread(_fitting(world, saved[kind], sizes), n)
         found = _measure_kind(stand, saved[kind], tried, budget_s / (len(todo) - index))
-        again = None if tp > 1 or world.accelerator.on_host else _recompute_share(stand, found)
         stand.close()
         budget_s -= largest(world, time.perf_counter() - start_s - stand.compiling_s)
         if tp == 1:
             counted = msgspec.structs.replace(
-                _with_bytes(found, saved[kind]), recompute_share=again
+                _with_bytes(found, saved[kind]), recompute_shares=tuple(stand.shares)
             )
             times[kind] = with_bytes(counted, stand.held, stand.loss_bytes, compiled=compiled)
         else:
@@ -161,6 +161,7 @@ class _Stand:
         self.loss_bytes: int | None = None
         self.module = _filled(graph, layer, precision, world, tp)
         self.body = Body(self.module, recompute=False)
+        self.shares: list[float] = []
         if compiled:
             with self._compiling():
                 compile_layer(self.module)
@@ -309,6 +310,7 @@ def _measure_kind(
         passes.append(timed)
         if stand.tp == 1 and not world.accelerator.on_host:
             stand.hold(size)
+            stand.shares.append(_recompute_share(stand, size, timed))
         spent_s = time.perf_counter() - start_s - stand.compiling_s
         left_s = budget_s - largest(world, spent_s)
         next_s = after / size * sum(timed)
@@ -328,17 +330,19 @@ def _measure_kind(
     )
 
 
-def _recompute_share(stand: _Stand, found: PassTimes) -> float | None:
-    """What recomputation adds to the longest backward pass, over the forward pass.
+def _recompute_share(stand: _Stand, size: int, passes: tuple[float, ...]) -> float:
+    """What recomputation adds to such a backward pass, over its forward pass.
 
-    Torch computes again no further than to the last tensor that the backward pass reads.
+    Torch computes again no further than to the last tensor that the backward pass reads, and its
+    hooks cost the host time.
     """
-    forward_s, backward_s = found.forward_s[-1], found.backward_s[-1]
+    forward_s, backward_s = passes
     stand.body.recompute = True
-    timed = _time(stand, found.microbatch[-1])
+    timed = _time(stand, size)
+    stand.body.recompute = False
     if timed is None or not forward_s:
-        return None
-    return max(0.0, (timed[1] - backward_s) / forward_s)
+        return 1.0
+    return max(0.0, (sum(timed) - forward_s - backward_s) / forward_s)
 
 
 def _time(stand: _Stand, size: int) -> tuple[float, ...] | None:
@@ -358,8 +362,11 @@ def _time(stand: _Stand, size: int) -> tuple[float, ...] | None:
         play = None
     if largest(world, float(play is None)) or play is None:
         return None
-    repeat_s, most = (REPEAT_S, REPEATS) if world.accelerator.on_host else (LASTING_S, MOST)
-    repeats = int(repeat_s / max(largest(world, warm_s), 1e-9))
+    warm_s = largest(world, warm_s)
+    repeat_s, most = REPEAT_S, REPEATS
+    if not world.accelerator.on_host:
+        repeat_s, most = (LASTING_S if warm_s > LONG_S else REPEAT_S), MOST
+    repeats = int(repeat_s / max(warm_s, 1e-9))
     world.barrier()
     asked = [play() for _ in range(min(most, max(1, repeats)))]
     passes = [[timer.settle() for timer in pair] for pair in asked]

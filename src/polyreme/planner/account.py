@@ -86,7 +86,9 @@ def _layer_cost(
         how=describe_strategy(strategy),
         forward_s=forward_s,
         backward_s=backward_s,
-        recompute_s=forward_s * times.recomputed if strategy.recompute else 0.0,
+        recompute_s=forward_s * times.recomputed(max(sizes) / strategy.cp)
+        if strategy.recompute
+        else 0.0,
         parts_s=parts_s,
         data_s=over_data.exposed_comm_s,
         update_s=over_data.update_s,

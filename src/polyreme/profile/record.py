@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 from collections.abc import Mapping
 from typing import Literal
 
@@ -66,8 +67,8 @@ class LayerTimes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     `parts` are passes of one of so many tensor parts, what they exchange left out; those of other
     numbers are taken to last as passes over as many samples fewer. `passing_bytes` are measured
     on accelerators alone (unset: not known), as are `loss_bytes`: of the loss of a sample, of the
-    layer that gives the logits; and `recompute_share`: what recomputation adds to a backward pass,
-    over the seconds of a forward pass (unset: as long as one).
+    layer that gives the logits; and `recompute_shares`: what recomputation adds to backward passes
+    of these sizes, over the seconds of a forward pass (unset: as long as one).
     """
 
     microbatch: tuple[int, ...]
@@ -82,12 +83,18 @@ class LayerTimes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     parts: Mapping[int, PassTimes] = {}
     passing_bytes: PassingBytes | None = None
     loss_bytes: int | None = None
-    recompute_share: float | None = None
+    recompute_shares: tuple[float, ...] = ()
 
-    @property
-    def recomputed(self) -> float:
-        """What recomputation adds to a backward pass, in forward passes."""
-        return 1.0 if self.recompute_share is None else self.recompute_share
+    def recomputed(self, microbatch: float) -> float:
+        """What recomputation adds to a backward pass over so many samples, in forward passes."""
+        if not self.recompute_shares:
+            return 1.0
+        sizes, shares = self.microbatch, self.recompute_shares
+        right = bisect.bisect_right(sizes, microbatch)
+        if right in (0, len(sizes)):
+            return shares[min(right, len(sizes) - 1)]
+        part = (microbatch - sizes[right - 1]) / (sizes[right] - sizes[right - 1])
+        return shares[right - 1] + part * (shares[right] - shares[right - 1])
 
     def passing(self, microbatch: int, *, tp: int = 1, cp: int = 1) -> int:
         """What a pass over a microbatch (samples) holds for a moment, but for what is fixed."""

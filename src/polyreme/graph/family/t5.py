@@ -56,7 +56,8 @@ class Block(nn.Module):
         )
         if not self.first:
             return out[0]
-        bias_1NTT = out[1]
+        # The library's is a transposed view, which attention would copy in every layer.
+        bias_1NTT = out[1].contiguous()
         return out[0], bias_1NTT.expand(hidden_BTD.shape[0], -1, -1, -1)
 
 

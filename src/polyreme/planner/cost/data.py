@@ -269,7 +269,7 @@ class DataCost:
         forward_s, backward_s = self._passes[key]
         if not strategy.recompute:
             return forward_s, backward_s
-        return forward_s, backward_s + forward_s * self.profile.layers[kind].recomputed
+        return forward_s, backward_s + forward_s * self.profile.layers[kind].recomputed(key[1])
 
     def _update_s(self, units: _Units, rounds: int) -> float:
         """Seconds of the optimizer, and of sums of gradients, on the device that holds most.
