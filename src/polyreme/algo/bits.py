@@ -63,6 +63,46 @@ def unpack(packed: torch.Tensor, width: int, n_values: int) -> torch.Tensor:
     return values
 
 
+def joined(values: torch.Tensor, *, width: int) -> torch.Tensor:
+    """As `pack`, for functions to be fused: eight values are as many bytes as a value bits."""
+    import torch
+
+    *lead, n = values.shape
+    n_eights = (n + 7) // 8
+    # As narrow as they go: what several words are made of is written and read again.
+    sizes = ((8, torch.uint8), (15, torch.int16), (31, torch.int32), (63, torch.int64))
+    narrow = next(dtype for most, dtype in sizes if width <= most)
+    eights = torch.nn.functional.pad(values.to(narrow), (0, 8 * n_eights - n))
+    eights = eights.view(*lead, n_eights, 8)
+    word = torch.int32 if 8 * width < 32 else torch.int64
+    each = torch.arange(8, device=values.device, dtype=word)
+    octets = []
+    for start in range(0, 8 * width, 64):
+        first, last = start // width, min(8, -(-(start + 64) // width))
+        part, up = eights[..., first:last].to(word), each[first:last] * width - start
+        if start:
+            moved = torch.where(up < 0, part >> (-up).clamp(0, 63), part << up.clamp(0, 63))
+        else:
+            moved = part << up
+        whole = moved.sum(-1, dtype=word).unsqueeze(-1)
+        octets.append((whole >> 8 * each[: width - start // 8] & 255).to(torch.uint8))
+    together = torch.cat(octets, -1) if len(octets) > 1 else octets[0]
+    return together.flatten(-2)[..., : n_bytes(n, width)]
+
+
+def parted(packed: torch.Tensor, n_values: int, *, width: int) -> torch.Tensor:
+    """As `unpack`, for functions to be fused; of none there are no values."""
+    import torch
+
+    at = torch.arange(n_values, device=packed.device) * width
+    first, last = at >> 3, packed.shape[-1] - 1
+    held = packed[..., first].long()
+    for further in range(1, (width + 14) // 8):
+        # Beyond the last byte there are no bits of any value.
+        held = held | packed[..., (first + further).clamp(max=last)].long() << 8 * further
+    return held >> (at & 7) & ((1 << width) - 1)
+
+
 def width(n_values: int) -> int:
     """Bits that tell so many values apart."""
     return max(1, (n_values - 1).bit_length())

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
+from . import counted, fused
+
 if TYPE_CHECKING:
     import torch
 
@@ -16,7 +18,8 @@ class Draw:
     """Where random numbers come from: nothing is carried from step to step.
 
     `own` are this worker's numbers, `shared` the same on all workers, `at` tells one use of a
-    step (a tensor, a round) from another.
+    step (a tensor, a round) from another. The host draws them one after another; an accelerator
+    has others, by their place (`counted`), the same on any kind of it.
     """
 
     seed: int
@@ -42,23 +45,43 @@ class Draw:
         import torch
 
         dtype = torch.float64 if like.dtype == torch.float64 else torch.float32
+        if fused.applies(like):
+            drawn = fused.fused(counted.uniform, dtype=dtype)
+            found: torch.Tensor = drawn(self.key("own", like.device), like.numel())
+            return found.view(like.shape)
         return torch.rand(like.shape, dtype=dtype, generator=self.own()).to(like.device)
 
     def seed_of(self, who: Literal["own", "shared"], device: torch.device) -> torch.Tensor:
-        """An int64 tensor of one number, from which a packet's receiver draws what was drawn."""
+        """An int64 tensor of one number, from which a packet's receiver draws what was drawn.
+
+        An accelerator's is a key, which tells a receiver on any device how it was drawn from.
+        """
         import torch
 
+        if device.type != "cpu":
+            return self.key(who, device)
         generator = self.shared() if who == "shared" else self.own()
-        return torch.randint(1 << 62, (1,), generator=generator).to(device)
+        return torch.randint(1 << 62, (1,), generator=generator)
+
+    def key(self, who: Literal["own", "shared"], device: torch.device) -> torch.Tensor:
+        """An int64 tensor of one number, from which numbers are told by their place."""
+        import torch
+
+        mixed = self._mixed(0 if who == "shared" else self.worker + 1)
+        number = mixed >> 2 | counted.COUNTED
+        return torch.full((1,), number, dtype=torch.int64, device=device)
+
+    def _mixed(self, who: int) -> int:
+        mixed = 0
+        for number in (self.seed, who, self.step, self.use):
+            mixed = mix(mixed, number)
+        return mixed
 
     def _generator(self, who: int, device: torch.device | str) -> torch.Generator:
         import torch
 
-        mixed = 0
-        for number in (self.seed, who, self.step, self.use):
-            mixed = mix(mixed, number)
         generator = torch.Generator(device)
-        generator.manual_seed(mixed >> 1)
+        generator.manual_seed(self._mixed(who) >> 1)
         return generator
 
 
@@ -67,6 +90,14 @@ def of_seed(seed: torch.Tensor) -> torch.Generator:
     import torch
 
     return torch.Generator().manual_seed(int(seed))
+
+
+def is_key(seed: torch.Tensor) -> bool:
+    """Whether numbers are told from it by their place, as an accelerator draws them.
+
+    Waits for the device: a host's seed may have come to it.
+    """
+    return int(seed) >= counted.COUNTED
 
 
 def mix(state: int, number: int) -> int:

@@ -1,4 +1,4 @@
-"""Types that norms, means and maxima are had in."""
+"""Types and order that norms, means and maxima are had in."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     import torch
+
+_ROW = 4096
 
 
 def wide(dtype: str) -> str:
@@ -25,3 +27,23 @@ def shaped(flat: torch.Tensor, shape: tuple[int, ...], dtype: str) -> torch.Tens
     import torch
 
     return flat.to(getattr(torch, dtype)).view((*flat.shape[:-1], *shape))
+
+
+def total(values: torch.Tensor) -> torch.Tensor:
+    """The sum of a vector, where that is compiled.
+
+    In two steps, of rows of one length and of these: how a single one is spread over a device is
+    settled by the first vector that it is compiled for, which may be short.
+    """
+    return _rows(values).sum(-1).sum()
+
+
+def most(sizes: torch.Tensor) -> torch.Tensor:
+    """The largest of a vector of magnitudes, likewise; NaN where any is."""
+    return _rows(sizes).amax(-1).amax()
+
+
+def _rows(values: torch.Tensor) -> torch.Tensor:
+    import torch
+
+    return torch.nn.functional.pad(values, (0, -values.numel() % _ROW)).view(-1, _ROW)
