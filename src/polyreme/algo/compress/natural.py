@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from .. import bits
+from .. import bits, counted
+from ..fused import applies, fused
 from ..packet import Buffer, Like
 from .kind import CompressorKind, State
 from .precision import shaped, widened
@@ -46,6 +47,8 @@ class Natural(CompressorKind, frozen=True, kw_only=True, tag="Natural", tag_fiel
         """Exponents, drawn."""
         import torch
 
+        if applies(x) and x.dtype != torch.float64:
+            return (fused(_coded)(x.reshape(-1), draw.key("own", x.device)),), state
         flat = widened(x)
         size, finite = flat.abs(), flat.isfinite()
         size = torch.where(finite, size, torch.zeros_like(size))
@@ -62,8 +65,32 @@ class Natural(CompressorKind, frozen=True, kw_only=True, tag="Natural", tag_fiel
         """The powers of two."""
         import torch
 
+        if applies(buffers[0]):
+            read = fused(_meant, dtype=like.dtype)
+            out: torch.Tensor = read(buffers[0], like.n_entries)
+            return out.view(like.shape)
         code = bits.unpack(buffers[0], _WIDTH, like.n_entries)
         sign, code = 1.0 - 2.0 * (code >> 8), code & 255
         size = torch.ldexp(torch.ones_like(sign, dtype=torch.float64), code - _BIAS)
         size = size.masked_fill(code == 0, 0.0).masked_fill(code == _NOT_FINITE, float("inf"))
         return shaped(sign * size, like.shape, like.dtype)
+
+
+def _coded(x: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
+    """As the members of float32 say it: 1 bit of sign, 8 of exponent, 23 of what is above it."""
+    import torch
+
+    flat = widened(x)
+    held = flat.view(torch.int32)
+    exponent, above = held >> 23 & 255, (held & 0x7FFFFF).to(torch.float32) * 2.0**-23
+    up = counted.uniform(key, flat.numel(), dtype=torch.float32) < above
+    most = _BIAS + (15 if x.dtype == torch.float16 else _BIAS)
+    code = torch.where(exponent < _NOT_FINITE, (exponent + up).clamp(max=most), _NOT_FINITE)
+    return bits.joined(code | (flat < 0).int() << 8, width=_WIDTH)
+
+
+def _meant(packed: torch.Tensor, n_entries: int, *, dtype: str) -> torch.Tensor:
+    import torch
+
+    code = bits.parted(packed, n_entries, width=_WIDTH).int()
+    return (code << 23).view(torch.float32).to(getattr(torch, dtype))
