@@ -6,9 +6,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 
+from .. import counted
+from ..fused import applies, fused
 from ..packet import Buffer, Like
 from .kind import CompressorKind, State
-from .precision import shaped, wide, widened
+from .precision import most, shaped, total, wide, widened
 
 if TYPE_CHECKING:
     import torch
@@ -51,6 +53,9 @@ class TernGrad(CompressorKind, frozen=True, kw_only=True, tag="TernGrad", tag_fi
         """Zeros and signs, drawn."""
         import torch
 
+        if applies(x):
+            made = fused(_coded, clip=self.clip)(x.reshape(-1), draw.key("own", x.device))
+            return made, state
         flat = widened(x)
         if not flat.numel():
             return (flat.new_zeros(1), flat.new_zeros(0, dtype=torch.uint8)), state
@@ -66,6 +71,9 @@ class TernGrad(CompressorKind, frozen=True, kw_only=True, tag="TernGrad", tag_fi
     def decode(self, buffers: tuple[torch.Tensor, ...], like: Like) -> torch.Tensor:
         """Signs times the largest magnitude."""
         scale, packed = buffers
+        if applies(packed):
+            out: torch.Tensor = fused(_meant, dtype=like.dtype)(scale, packed, like.n_entries)
+            return out.view(like.shape)
         scale = scale.masked_fill(scale.isinf(), float("nan"))
         signed = _unpack(packed, like.n_entries) - 1
         return shaped(signed.to(scale.dtype) * scale, like.shape, like.dtype)
@@ -82,3 +90,39 @@ def _pack(digits: torch.Tensor) -> torch.Tensor:
 def _unpack(packed: torch.Tensor, n_entries: int) -> torch.Tensor:
     fives = packed.long().unsqueeze(1) // packed.new_tensor(_POWERS) % 3
     return fives.view(-1)[:n_entries]
+
+
+def _coded(x: torch.Tensor, key: torch.Tensor, *, clip: float) -> tuple[torch.Tensor, torch.Tensor]:
+    import torch
+
+    flat = widened(x)
+    scale = most(flat.abs())
+    if clip:
+        mean = total(flat.double()) / flat.numel()
+        deviation = (total((flat.double() - mean).square()) / flat.numel()).sqrt()
+        alike = deviation <= torch.finfo(flat.dtype).eps * scale
+        # Of what is not finite there is no deviation, and no receiver is to see anything of it.
+        limit = torch.where(alike, scale, (clip * deviation).to(flat.dtype))
+        scale = torch.where(deviation.isfinite(), torch.minimum(scale, limit), torch.nan)
+    size = torch.minimum(flat.abs(), scale)
+    drawn = counted.uniform(key, flat.numel(), dtype=flat.dtype) * scale < size
+    digits = 1 + drawn.int() * (1 - 2 * (flat < 0).int())
+    fives = torch.nn.functional.pad(digits, (0, -flat.numel() % 5)).view(-1, 5)
+    byte = fives[:, 0]
+    for place, power in enumerate(_POWERS[1:], 1):
+        byte = byte + fives[:, place] * power
+    return scale.view(1), byte.to(torch.uint8)
+
+
+def _meant(
+    scale: torch.Tensor, packed: torch.Tensor, n_entries: int, *, dtype: str
+) -> torch.Tensor:
+    import torch
+
+    fives = packed.int().unsqueeze(1).expand(-1, 5)
+    place, digits = torch.arange(5, device=packed.device), fives
+    for at, power in enumerate(_POWERS):
+        digits = torch.where(place == at, fives // power, digits)
+    signed = (digits % 3 - 1).reshape(-1)[:n_entries]
+    scale = scale.masked_fill(scale.isinf(), float("nan"))
+    return (signed.to(scale.dtype) * scale).to(getattr(torch, dtype))
