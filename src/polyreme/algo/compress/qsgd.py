@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import msgspec
 
-from .. import bits
+from .. import bits, counted
+from ..fused import applies, fused
 from ..packet import Buffer, Like
 from . import elias
 from .buckets import bucketed, n_buckets, spread
 from .kind import CompressorKind, State
-from .precision import shaped, wide, widened
+from .precision import shaped, total, wide, widened
 
 if TYPE_CHECKING:
     import torch
@@ -69,6 +70,8 @@ class QSGD(CompressorKind, frozen=True, kw_only=True, tag="QSGD", tag_field="kin
         self, x: torch.Tensor, state: State, draw: Draw
     ) -> tuple[tuple[torch.Tensor, ...], State]:
         """Levels, drawn."""
+        if applies(x) and self.coding == "fixed":
+            return self._coded(x, draw), state
         norms, signed = self._drawn(x.reshape(1, x.numel()), [draw])
         return (norms[0], self._written(signed[0])), state
 
@@ -76,6 +79,13 @@ class QSGD(CompressorKind, frozen=True, kw_only=True, tag="QSGD", tag_field="kin
         self, rows: torch.Tensor, draws: Sequence[Draw]
     ) -> tuple[tuple[torch.Tensor, ...], torch.Tensor]:
         """Levels of each, drawn."""
+        if applies(rows) and self.coding == "fixed":
+            # A sum depends on what is summed beside it, so each row is encoded alone.
+            import torch
+
+            each = [self._coded(row, draw) for row, draw in zip(rows, draws, strict=True)]
+            norms, packed = (torch.stack(column) for column in zip(*each, strict=True))
+            return (norms, packed), self.decode((norms, packed), Like.of(rows[0]))
         norms, signed = self._drawn(rows, draws)
         decoded = self._meant(norms, signed).to(rows.dtype)
         return (norms, self._written(signed)), decoded
@@ -83,13 +93,27 @@ class QSGD(CompressorKind, frozen=True, kw_only=True, tag="QSGD", tag_field="kin
     def decode(self, buffers: tuple[torch.Tensor, ...], like: Like) -> torch.Tensor:
         """Levels times their norm."""
         norms, packed = buffers
+        if applies(packed) and self.coding == "fixed":
+            read = fused(
+                _shown,
+                levels=self.levels,
+                bucket=self.bucket,
+                width=self._width,
+                dtype=like.dtype,
+            )
+            out: torch.Tensor = read(norms, packed, like.n_entries)
+            return out.view((*packed.shape[:-1], *like.shape))
         meant = self._meant(norms, self._read(packed, like.n_entries))
         return shaped(meant, like.shape, like.dtype)
 
     def _meant(self, norms: torch.Tensor, signed: torch.Tensor) -> torch.Tensor:
-        norms = norms.masked_fill(norms.isinf(), float("nan"))
-        shares = signed.to(norms.dtype).div_(self.levels)
-        return shares.mul_(spread(norms, signed.shape[-1], self.bucket))
+        return _meant(norms, signed, self.levels, self.bucket)
+
+    def _coded(self, x: torch.Tensor, draw: Draw) -> tuple[torch.Tensor, torch.Tensor]:
+        """Norms and packed levels of a tensor on an accelerator."""
+        write = fused(_coded, levels=self.levels, bucket=self.bucket, width=self._width)
+        norms, packed = write(x.reshape(-1), draw.key("own", x.device))
+        return norms, packed
 
     def _drawn(
         self, rows: torch.Tensor, draws: Sequence[Draw]
@@ -157,3 +181,42 @@ class QSGD(CompressorKind, frozen=True, kw_only=True, tag="QSGD", tag_field="kin
         out = torch.zeros(n_entries, dtype=torch.long, device=packed.device)
         out[where] = level
         return out
+
+
+def _meant(norms: torch.Tensor, signed: torch.Tensor, levels: int, bucket: int) -> torch.Tensor:
+    norms = norms.masked_fill(norms.isinf(), float("nan"))
+    shares = signed.to(norms.dtype).div_(levels)
+    return shares.mul_(spread(norms, signed.shape[-1], bucket))
+
+
+def _coded(
+    x: torch.Tensor, key: torch.Tensor, *, levels: int, bucket: int, width: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    import torch
+
+    flat = widened(x)
+    squares = flat.double().square()
+    sums = bucketed(squares, bucket).sum(-1) if bucket else total(squares).view(1)
+    norms = sums.sqrt().to(flat.dtype)
+    scale = spread(torch.where(norms > 0, norms, math.inf), flat.numel(), bucket)
+    level = flat.abs() / scale * levels
+    low = level.floor()
+    up = (level - low - counted.uniform(key, flat.numel(), dtype=flat.dtype)).ceil()
+    signed = (low + up).clamp(max=levels).copysign(flat).nan_to_num(0.0)
+    return norms, bits.joined(signed.int() + levels, width=width)
+
+
+def _shown(
+    norms: torch.Tensor,
+    packed: torch.Tensor,
+    n_entries: int,
+    *,
+    levels: int,
+    bucket: int,
+    width: int,
+    dtype: str,
+) -> torch.Tensor:
+    import torch
+
+    signed = bits.parted(packed, n_entries, width=width) - levels
+    return _meant(norms, signed, levels, bucket).to(getattr(torch, dtype))
