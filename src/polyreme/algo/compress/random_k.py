@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Literal
 
-from ..draw import of_seed
+from ..draw import is_key, of_seed
 from ..packet import Buffer, Like
+from .drawn import chosen
 from .kind import State
 from .sparsifier import Sparsifier, count
 
@@ -20,7 +21,8 @@ class RandomK(Sparsifier, frozen=True, kw_only=True, tag="RandomK", tag_field="k
 
     Source: Wangni et al. 2018; Stich, Cordonnier and Jaggi 2018, section 2 (unscaled).
     Konecny et al. 2016 send the seed of the draw, as here, in place of indices: 8 bytes. NaN and
-    infinity are sent where they are drawn.
+    infinity are sent where they are drawn. A host and an accelerator draw other entries, and read
+    what either has drawn; workers that share entries are all hosts or all accelerators.
 
     Attributes:
         ratio: Share of the entries that is sent, once warm; at least one is.
@@ -55,7 +57,7 @@ class RandomK(Sparsifier, frozen=True, kw_only=True, tag="RandomK", tag_field="k
     ) -> tuple[tuple[torch.Tensor, ...], State]:
         """The entries that are drawn."""
         flat, seed = x.reshape(-1), draw.seed_of(self.indices, x.device)
-        values = flat[self._where(seed, flat.numel())]
+        values = flat[self._where(seed, flat.numel(), keyed=x.device.type != "cpu")]
         if self.scaled and values.numel():
             values = values * (flat.numel() / values.numel())
         return (seed, values), state
@@ -65,10 +67,12 @@ class RandomK(Sparsifier, frozen=True, kw_only=True, tag="RandomK", tag_field="k
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """The entries that were drawn."""
         seed, values = buffers
-        return self._where(seed, like.n_entries), values
+        return self._where(seed, like.n_entries, keyed=is_key(seed)), values
 
-    def _where(self, seed: torch.Tensor, n_entries: int) -> torch.Tensor:
+    def _where(self, seed: torch.Tensor, n_entries: int, *, keyed: bool) -> torch.Tensor:
         import torch
 
+        if keyed:
+            return chosen(seed, n_entries, count(self.ratio, n_entries))
         order = torch.randperm(n_entries, generator=of_seed(seed))
         return order[: count(self.ratio, n_entries)].sort().values.to(seed.device)
