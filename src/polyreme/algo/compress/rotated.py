@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import math
+from functools import cache
 from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
-from ..draw import of_seed
+from .. import counted
+from ..draw import is_key, of_seed
+from ..fused import applies, fused
 from ..packet import Buffer, Like
 from .kind import CompressorKind, State
 from .natural import Natural
@@ -24,6 +27,8 @@ if TYPE_CHECKING:
 
     from ..draw import Draw
 
+_SIDE = 64  # of a small matrix: products by it wait for memory, not for arithmetic
+
 Inner = QSGD | TernGrad | OneBit | Sign | Natural | RandomK | TopK
 
 
@@ -34,6 +39,8 @@ class Rotated(CompressorKind, frozen=True, kw_only=True, tag="Rotated", tag_fiel
     3: H D / sqrt(d), D with random signs that all workers share, H by the fast transform.
     Differs: blocks are rotated each alone, so that at most one block is filled up with zeros; the
     seed of the signs is sent (8 bytes). NaN or infinity is all that a receiver sees of its block.
+    A host and an accelerator draw other signs, and read what either has drawn; workers whose
+    packets are to add are all hosts or all accelerators.
 
     Attributes:
         inner: Compressor of the rotated entries; its own `per` and `dense_below` say nothing here.
@@ -75,7 +82,8 @@ class Rotated(CompressorKind, frozen=True, kw_only=True, tag="Rotated", tag_fiel
 
         flat, seed = widened(x), draw.seed_of("shared", x.device)
         padded = torch.nn.functional.pad(flat, (0, -flat.numel() % self._size(flat.numel())))
-        rotated = self._turned(padded * _signs(seed, padded), flat.numel())
+        signed = _flipped(padded, seed, keyed=x.device.type != "cpu")
+        rotated = self._turned(signed, flat.numel())
         buffers, after = self.inner.encode(rotated, state, draw.at(0))
         return (seed, *buffers), after
 
@@ -83,7 +91,8 @@ class Rotated(CompressorKind, frozen=True, kw_only=True, tag="Rotated", tag_fiel
         """What the inner compressor meant, turned back."""
         seed, *inner = buffers
         rotated = self.inner.decode(tuple(inner), self._rotated(like))
-        flat = self._turned(rotated, like.n_entries) * _signs(seed, rotated)
+        turned = self._turned(rotated, like.n_entries)
+        flat = _flipped(turned, seed, keyed=is_key(seed))
         return shaped(flat[: like.n_entries], like.shape, like.dtype)
 
     def _size(self, n_entries: int) -> int:
@@ -101,6 +110,8 @@ def hadamard(rows: torch.Tensor) -> torch.Tensor:
     """Each row times the Hadamard matrix of its length, a power of two, over the length's root."""
     import torch
 
+    if applies(rows):
+        return _by_factors(rows)
     n, size = rows.shape
     out, half = rows, 1
     while half < size:
@@ -110,8 +121,47 @@ def hadamard(rows: torch.Tensor) -> torch.Tensor:
     return out / math.sqrt(size)
 
 
-def _signs(seed: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+def _by_factors(rows: torch.Tensor) -> torch.Tensor:
+    """The same as products by small matrices, of which the large one is the Kronecker product."""
     import torch
 
-    drawn = torch.randint(2, like.shape, generator=of_seed(seed), dtype=torch.int8)
-    return (2 * drawn - 1).to(like.device, like.dtype)
+    n, size = rows.shape
+    out, inner = rows, size
+    while inner > 1:
+        side, outer = min(inner, _SIDE), size // inner
+        small = _matrix(side, rows.device, rows.dtype) / (1.0 if outer > 1 else math.sqrt(size))
+        inner //= side
+        if inner == 1:
+            out = out.reshape(-1, side) @ small
+        else:
+            whole = out.reshape(n * outer, side, inner)
+            out = torch.bmm(small.expand(len(whole), -1, -1), whole)
+    return out.view(n, size)
+
+
+@cache
+def _matrix(size: int, device: torch.device, dtype: torch.dtype) -> torch.Tensor:
+    """The Hadamard matrix of a size up to 64: minus where the indices share odd many bits."""
+    import torch
+
+    each = torch.arange(size, device=device)
+    shared = each.unsqueeze(1) & each
+    for shift in (4, 2, 1):
+        shared = shared ^ shared >> shift
+    return (1 - 2 * (shared & 1)).to(dtype)
+
+
+def _flipped(flat: torch.Tensor, seed: torch.Tensor, *, keyed: bool) -> torch.Tensor:
+    """A vector with the signs that the seed or key gives."""
+    import torch
+
+    if keyed:
+        flip = fused(_by_key) if applies(flat) else _by_key
+        flipped: torch.Tensor = flip(flat, seed)
+        return flipped
+    drawn = torch.randint(2, flat.shape, generator=of_seed(seed), dtype=torch.int8)
+    return flat * (2 * drawn - 1).to(flat.device, flat.dtype)
+
+
+def _by_key(flat: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
+    return flat * counted.signs(key, flat.numel(), flat.dtype)
