@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
+from .above import above
 from .sparsifier import count
 
 if TYPE_CHECKING:
@@ -15,8 +16,8 @@ if TYPE_CHECKING:
 _SHARE, _LOWER, _UPPER, _TRIES = 0.01, 0.8, 1.3, 10
 
 
-def largest_by_sample(sizes: torch.Tensor, ratio: float, draw: Draw) -> torch.Tensor:
-    """Indices in rising order of at most `count` of the largest; the first of too many.
+def largest_by_sample(flat: torch.Tensor, ratio: float, draw: Draw) -> torch.Tensor:
+    """Indices in rising order of at most `count` of the largest by magnitude; the first of more.
 
     Source: Lin et al. 2018, section 5, and the authors' code: the threshold of every so many-th
     entry from a drawn first one on is moved by a factor of 1.3 or 0.8, at most ten times, until
@@ -25,20 +26,20 @@ def largest_by_sample(sizes: torch.Tensor, ratio: float, draw: Draw) -> torch.Te
     """
     import torch
 
-    n, k = sizes.numel(), count(ratio, sizes.numel())
+    n, k = flat.numel(), count(ratio, flat.numel())
     if not n:
-        return sizes.new_zeros(0).long()
-    sizes, step = sizes.nan_to_num(nan=math.inf, posinf=math.inf), stride(n, ratio)
+        return flat.new_zeros(0).long()
+    step = stride(n, ratio)
     first = int(torch.randint(step, (), generator=draw.own()))
-    sample = sizes[first::step]
+    sample = flat[first::step].abs().nan_to_num(nan=math.inf, posinf=math.inf)
     wanted = min(sample.numel(), math.ceil(n // step * ratio))
     threshold = sample.topk(wanted, sorted=False).values.min()
-    where = (sizes >= threshold).nonzero().squeeze(-1)
+    where = above(flat, threshold, size="magnitude")
     for _ in range(_TRIES if step > 1 else 0):
         if _LOWER * k <= where.numel() <= _UPPER * k:
             break
         threshold = threshold * (_UPPER if where.numel() > k else _LOWER)
-        where = (sizes >= threshold).nonzero().squeeze(-1)
+        where = above(flat, threshold, size="magnitude")
     return where[:k]
 
 

@@ -10,7 +10,7 @@ from . import golomb
 from .kind import State
 from .precision import wide, widened
 from .sparsifier import Sparsifier, count
-from .top_k import largest, smallest
+from .top_k import largest, largest_magnitudes, smallest
 
 if TYPE_CHECKING:
     import torch
@@ -90,7 +90,7 @@ class STC(SBC, frozen=True, kw_only=True, tag="STC", tag_field="kind"):
         """The largest entries, and their mean."""
         flat = widened(x)
         k = count(self.ratio, flat.numel())
-        where = largest(flat.abs(), k)
+        where = largest_magnitudes(flat.unsqueeze(0), k)[0]
         mean = flat[where].abs().double().sum() / max(k, 1)
         gaps = golomb.pack(where, golomb.remainder(k, flat.numel()))
         return (mean.to(flat.dtype).view(1), *gaps, bits.pack(flat[where] < 0, 1)), state

@@ -8,6 +8,7 @@ import msgspec
 
 from ..packet import Buffer, Like
 from . import places
+from .above import above
 from .kind import State
 from .sparse import SparseKind
 
@@ -40,7 +41,8 @@ class Threshold(SparseKind, frozen=True, kw_only=True, tag="Threshold", tag_fiel
     ) -> tuple[tuple[torch.Tensor, ...], State]:
         """The entries that are large enough."""
         flat = x.reshape(-1)
-        where = (~(flat.abs() < self.threshold)).nonzero().squeeze(-1)
+        least = flat.new_full((), self.threshold)
+        where = above(flat, least, size="magnitude")
         return (places.pack(where, flat.numel()), flat[where]), state
 
     def held(

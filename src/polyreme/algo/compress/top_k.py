@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Literal
 
 from ..packet import Buffer, Like
 from . import places
+from .above import Size, above
 from .kind import State
 from .sampled import largest_by_sample
 from .sparse import scattered
@@ -58,10 +59,10 @@ class TopK(Sparsifier, frozen=True, kw_only=True, tag="TopK", tag_field="kind"):
     ) -> tuple[tuple[torch.Tensor, ...], State]:
         """The largest entries."""
         if self.stacks:
-            rows, _ = self.encode_rows(x.reshape(1, x.numel()), [draw])
-            return tuple(each[0] for each in rows), state
+            where, values = self._largest(x.reshape(1, x.numel()))
+            return (places.pack(where, x.numel())[0], values[0]), state
         flat = x.reshape(-1)
-        where = largest_by_sample(flat.abs(), self.ratio, draw)
+        where = largest_by_sample(flat, self.ratio, draw)
         return (places.pack(where, flat.numel()), flat[where]), state
 
     def encode_rows(
@@ -69,9 +70,12 @@ class TopK(Sparsifier, frozen=True, kw_only=True, tag="TopK", tag_field="kind"):
     ) -> tuple[tuple[torch.Tensor, ...], torch.Tensor]:
         """The largest entries of each."""
         n = rows.shape[-1]
-        where = largest_of_rows(rows.abs(), count(self.ratio, n))
-        values = rows.gather(-1, where)
+        where, values = self._largest(rows)
         return (places.pack(where, n), values), scattered(where, values, n)
+
+    def _largest(self, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        where = largest_magnitudes(rows, count(self.ratio, rows.shape[-1]))
+        return where, rows.gather(-1, where)
 
     def held(
         self, buffers: tuple[torch.Tensor, ...], like: Like
@@ -104,30 +108,38 @@ def largest_of_rows(sizes: torch.Tensor, k: int) -> torch.Tensor:
     return torch.stack([_first_of_equals(each, k) for each in sizes])
 
 
+def largest_magnitudes(rows: torch.Tensor, k: int) -> torch.Tensor:
+    """As `largest_of_rows`, of magnitudes; those of many entries are not all written down."""
+    if k and len(rows) == 1 and (near := _near(rows[0], k, size="magnitude")) is not None:
+        return near[largest_of_rows(rows[:, near].abs(), k)]
+    return largest_of_rows(rows.abs(), k)
+
+
 def smallest(entries: torch.Tensor, k: int) -> torch.Tensor:
     """The k largest of the entries with their signs turned, as `largest` has them."""
-    near = _near(entries, k, turned=True) if k else None
+    near = _near(entries, k, size="turned") if k else None
     return largest(-entries, k) if near is None else near[largest(-entries[near], k)]
 
 
-def _near(sizes: torch.Tensor, k: int, *, turned: bool = False) -> torch.Tensor | None:
+def _near(entries: torch.Tensor, k: int, *, size: Size = "value") -> torch.Tensor | None:
     """Indices in rising order of few more than k entries, which hold all of the k largest.
 
-    With signs `turned` these are the k smallest, NaN below all. None where a sample gives no bound
+    With signs "turned" these are the k smallest, NaN below all. None where a sample gives no bound
     that leaves few: then all are looked at. Passes over all entries are what selection costs, and
     this takes fewer than to select among them.
     """
-    n = sizes.numel()
+    n = entries.numel()
     if n < _SAMPLED_FROM:
         return None
-    sample = sizes[:: n // _SAMPLE | 1]  # an odd step: sizes often have even periods
+    sample = entries[:: n // _SAMPLE | 1]  # an odd step: sizes often have even periods
     expected = k * sample.numel() / n
     rank = math.ceil(expected + 5 * math.sqrt(expected)) + 1
     if rank > sample.numel() // 8:
         return None
-    least = (-sample if turned else sample).topk(rank, sorted=False).values.amin()
-    below = sizes > -least if turned else sizes < least
-    near = below.logical_not_().nonzero().squeeze(-1)  # NaN is among them
+    if size != "value":
+        sample = -sample if size == "turned" else sample.abs()
+    least = sample.topk(rank, sorted=False).values.amin()
+    near = above(entries, least, size=size)
     return near if k <= near.numel() <= 2 * rank * n // sample.numel() else None
 
 
