@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 
-from ..draw import of_seed
+from .. import counted
+from ..draw import is_key, of_seed
 from ..packet import Buffer, Like
 from .kind import CompressorKind, State
 from .precision import shaped, wide, widened
@@ -28,7 +29,8 @@ class CountSketch(CompressorKind, frozen=True, kw_only=True, tag="CountSketch", 
     and the largest are taken.
     Differs: no second round asks for exact values of the largest; cells are drawn anew for each
     packet from a seed that all workers share and that is sent (8 bytes). NaN and infinity spoil
-    all entries that meet them in half of the rows.
+    all entries that meet them in half of the rows. A host and an accelerator draw other cells, and
+    read what either has drawn; workers are all hosts or all accelerators.
 
     Attributes:
         ratio: Cells of the table to entries of the tensor; each row has at least one.
@@ -79,8 +81,13 @@ class CountSketch(CompressorKind, frozen=True, kw_only=True, tag="CountSketch", 
         """Cell and sign of each entry in each row."""
         import torch
 
-        generator, shape = of_seed(seed), (self.rows, n_entries)
-        columns = self._columns(n_entries)
+        columns, shape = self._columns(n_entries), (self.rows, n_entries)
+        if is_key(seed):
+            n = self.rows * n_entries
+            cells = counted.below(seed, n, columns).view(shape)
+            cells += torch.arange(self.rows, device=seed.device).unsqueeze(1) * columns
+            return cells, counted.signs(seed, n, torch.int8).view(shape)
+        generator = of_seed(seed)
         cells = torch.randint(columns, shape, generator=generator)
         cells += torch.arange(self.rows).unsqueeze(1) * columns
         signs = 2 * torch.randint(2, shape, generator=generator, dtype=torch.int8) - 1
