@@ -8,7 +8,7 @@ import msgspec
 
 from ..packet import Buffer, Like
 from .kind import CompressorKind, State
-from .matrices import directions, gains, matrix, orthonormal, sides
+from .matrices import directions, gains, matrix, orthonormal, product, sides
 
 if TYPE_CHECKING:
     import torch
@@ -58,7 +58,8 @@ class LowRank(CompressorKind, frozen=True, kw_only=True, tag="LowRank", tag_fiel
         if not state:
             return (x.reshape(-1),), state
         whole = matrix(x)
-        start = directions(state["directions"], draw, warm=self.warm).to(whole)
+        last = state["directions"]
+        start = directions(last, draw, warm=self.warm, device=x.device).to(whole)
         left = orthonormal(whole @ start)
         right = (whole.T @ left).to(x.dtype)
         return (left.to(x.dtype).reshape(-1), right.reshape(-1)), {"directions": right}
@@ -71,4 +72,4 @@ class LowRank(CompressorKind, frozen=True, kw_only=True, tag="LowRank", tag_fiel
             return buffers[0].view(like.shape)
         wide = torch.promote_types(buffers[0].dtype, torch.float32)
         left, right = (each.to(wide).view(-1, self.rank) for each in buffers)
-        return (left @ right.T).to(buffers[0].dtype).view(like.shape)
+        return product(left, right).to(buffers[0].dtype).view(like.shape)

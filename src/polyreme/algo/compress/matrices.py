@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from .. import counted
+from ..fused import applies, fused
 from ..packet import Like
 
 if TYPE_CHECKING:
     import torch
 
     from ..draw import Draw
+
+_THIN = 8  # columns up to which a product waits for what it writes, not for arithmetic
 
 
 def gains(shape: tuple[int, ...], rank: int) -> bool:
@@ -40,13 +44,37 @@ def matrix(x: torch.Tensor) -> torch.Tensor:
     return x.reshape(x.shape[0], -1).to(wide)
 
 
-def directions(last: torch.Tensor, draw: Draw, *, warm: bool) -> torch.Tensor:
-    """Where power iteration starts: the last directions, or drawn ones, the same on all workers."""
+def product(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
+    """The matrix that two thin ones of as many columns make: left right^T."""
+    rank = left.shape[1]
+    if applies(left) and applies(right) and rank <= _THIN:
+        made: torch.Tensor = fused(_outer, rank=rank)(left, right)
+        return made
+    return left @ right.T
+
+
+def _outer(left: torch.Tensor, right: torch.Tensor, *, rank: int) -> torch.Tensor:
+    whole = left[:, 0].unsqueeze(1) * right[:, 0]
+    for column in range(1, rank):
+        whole = whole + left[:, column].unsqueeze(1) * right[:, column]
+    return whole
+
+
+def directions(last: torch.Tensor, draw: Draw, *, warm: bool, device: torch.device) -> torch.Tensor:
+    """Where power iteration starts: the last directions, or drawn ones, the same on all workers.
+
+    A host and an accelerator draw others: workers are all hosts or all accelerators.
+    """
     import torch
 
+    last = last.to(device)
     lengths = last.abs().sum(0)
     usable = torch.isfinite(lengths) & (lengths > 0) & warm
-    if usable.all():
+    if applies(last):  # without waiting for what is usable
+        key = draw.key("shared", device)
+        drawn = fused(counted.normal)(key, last.numel()).view(last.shape).to(last)
+    elif usable.all():
         return last
-    drawn = torch.randn(last.shape, generator=draw.shared(), dtype=torch.float64).to(last)
+    else:
+        drawn = torch.randn(last.shape, generator=draw.shared(), dtype=torch.float64).to(last)
     return torch.where(usable, last, drawn)

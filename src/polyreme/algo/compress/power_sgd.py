@@ -10,7 +10,7 @@ import msgspec
 from ..packet import Like
 from .kind import Combining, CompressorKind, State
 from .low_rank import LowRank
-from .matrices import directions, gains, matrix, orthonormal
+from .matrices import directions, gains, matrix, orthonormal, product
 
 if TYPE_CHECKING:
     import torch
@@ -72,7 +72,7 @@ class PowerSGD(CompressorKind, frozen=True, kw_only=True, tag="PowerSGD", tag_fi
         plain = [i for i in range(len(xs)) if i not in set(low)]
         matrices = [matrix(xs[i]) for i in low]
         starts = [
-            directions(states[i]["directions"], draws[i], warm=self.warm).to(m)
+            directions(states[i]["directions"], draws[i], warm=self.warm, device=m.device).to(m)
             for i, m in zip(low, matrices, strict=True)
         ]
         lefts = [(m @ q).to(xs[0].dtype) for m, q in zip(matrices, starts, strict=True)]
@@ -85,7 +85,7 @@ class PowerSGD(CompressorKind, frozen=True, kw_only=True, tag="PowerSGD", tag_fi
         rights = [(m.T @ p).to(xs[0].dtype) for m, p in zip(matrices, bases, strict=True)]
         means = yield from combining(rights)
         for i, p, q, mean in zip(low, bases, rights, means, strict=True):
-            outs[i] = (p @ mean.to(p).T).to(xs[i].dtype).view(xs[i].shape)
-            own[i] = (p @ q.to(p).T).to(xs[i].dtype).view(xs[i].shape)
+            outs[i] = product(p, mean.to(p)).to(xs[i].dtype).view(xs[i].shape)
+            own[i] = product(p, q.to(p)).to(xs[i].dtype).view(xs[i].shape)
             after[i] = {"directions": mean}
         return outs, own, after
