@@ -45,7 +45,7 @@ class Rotary(nn.Module):
 
     Its frequencies stay float32 when the model is cast: in bfloat16 they would be wrong from
     the 256th position on. It does not compile with its layer: what reads the tables would make
-    them anew for each of its own entries (on an H200 5 % of the step of a Llama of 1.3 B).
+    them anew for each of its own entries.
     """
 
     compiles: ClassVar[bool] = False
