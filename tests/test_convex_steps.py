@@ -27,7 +27,7 @@ def _walk(
     return u, total / len(given["order"])
 
 
-@pytest.mark.slice(10)
+@pytest.mark.slice(6)
 @pytest.mark.parametrize("seed", range(40))
 def test_steps_that_are_skipped_come_to_what_they_would(seed: int) -> None:
     rng = np.random.default_rng(seed)

@@ -48,7 +48,7 @@ def _algorithm(feedback, compress, **rule: float) -> DataParallel:
     return DataParallel(rule=SGD(**rule), compress=compress, feedback=feedback)
 
 
-@pytest.mark.slice(30)
+@pytest.mark.slice(15)
 @feedbacks
 @pytest.mark.parametrize("compress", COMPRESSORS, ids=_name)
 def test_all_workers_stay_one_model_and_on_course(feedback, compress) -> None:

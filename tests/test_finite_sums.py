@@ -77,7 +77,7 @@ def test_every_member_reaches_the_weights_of_the_optimum(kind: type, name: str, 
     assert Run(kind(), problem.team(n)).until(_near(problem), 1500) > 0
 
 
-@pytest.mark.slice(8)
+@pytest.mark.slice(5)
 @members
 @pytest.mark.parametrize("loss", ["squared_hinge", "hinge", "squared"])
 def test_every_member_reaches_the_optimum_of_other_losses(kind: type, loss: Any) -> None:

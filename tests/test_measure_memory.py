@@ -276,6 +276,7 @@ class Zeros:
         return {}
 
 
+@pytest.mark.slice(1)
 @pytest.mark.parametrize("recompute", ["none", "all"])
 @pytest.mark.parametrize("microbatch", [2, 8])
 def test_the_peak_of_a_step_is_what_is_predicted(microbatch, recompute, monkeypatch) -> None:

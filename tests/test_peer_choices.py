@@ -103,7 +103,7 @@ def test_piper_gives_up_what_costs_least_for_each_byte_that_is_missing():
     assert piper(many).strategies == (1, 0, 1, 0, 1, 0)
 
 
-@pytest.mark.slice(10)
+@pytest.mark.slice(6)
 @pytest.mark.parametrize("seed", range(60))
 def test_piper_s_sorted_changes_are_those_of_the_greedy_choice_one_by_one(seed):
     rng = np.random.default_rng(95_000 + seed)

@@ -56,7 +56,7 @@ def _is_whole(instance, found):
 
 
 @pytest.mark.parametrize("seed", range(96))
-@pytest.mark.slice(16)
+@pytest.mark.slice(8)
 def test_what_peers_give_fits_is_priced_right_and_never_beats_the_optimum(seed):
     instance = _fresh(seed)
     best = exact(instance)

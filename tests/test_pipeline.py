@@ -48,7 +48,7 @@ def family(name, plan, **more):
     return Family(options=options, sample=sample, plan=plan, **more)
 
 
-@pytest.mark.slice(10)
+@pytest.mark.slice(6)
 @pytest.mark.parametrize("tied", [False, True])
 @pytest.mark.parametrize("name", SYNCHRONOUS)
 def test_an_order_gives_the_gradients_of_one_process(pool, name, tied):

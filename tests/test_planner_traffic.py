@@ -41,7 +41,7 @@ def _cost(graph, drawn_plan: Draft, batch: int, precision="fp32") -> StepCost:
     return StepCost(DataCost(memory, _by_bytes(kinds), cluster(8)))
 
 
-@pytest.mark.slice(10)
+@pytest.mark.slice(6)
 @pytest.mark.parametrize("seed", range(40))
 def test_seconds_of_communication_are_of_the_bytes_of_the_account(seed):
     drawn = draw(seed)

@@ -19,7 +19,7 @@ from polyreme.planner.solve.programme import SOLVERS as PROGRAMMES
 
 
 @pytest.mark.parametrize("seed", range(200))
-@pytest.mark.slice(40)
+@pytest.mark.slice(20)
 def test_exact_finds_what_brute_force_finds(seed):
     instance = drawn(seed, *sizes(seed, 6))
     found, expected = exact(instance), brute_force_s(instance)
@@ -31,7 +31,7 @@ def test_exact_finds_what_brute_force_finds(seed):
 
 
 @pytest.mark.parametrize("seed", range(120))
-@pytest.mark.slice(24)
+@pytest.mark.slice(12)
 def test_exact_finds_what_brute_force_finds_where_some_stages_lack_strategies(seed):
     plain = drawn(seed, *sizes(seed, 6)) if seed // 4 % 2 else apart(seed)
     instance = with_holes(plain, seed)
@@ -41,7 +41,7 @@ def test_exact_finds_what_brute_force_finds_where_some_stages_lack_strategies(se
 
 
 @pytest.mark.parametrize("seed", range(200))
-@pytest.mark.slice(40)
+@pytest.mark.slice(20)
 def test_stages_solved_one_by_one_are_what_brute_force_finds(seed, monkeypatch):
     instance = apart(seed)
     expected = brute_force_s(instance)
@@ -59,7 +59,7 @@ def test_stages_solved_one_by_one_are_what_brute_force_finds(seed, monkeypatch):
 
 
 @pytest.mark.parametrize("seed", range(200))
-@pytest.mark.slice(40)
+@pytest.mark.slice(20)
 def test_exact_finds_what_brute_force_finds_where_strategies_share_layouts(seed):
     plain = laid_out(seed)
     instance = with_holes(plain, seed) if seed % 2 else plain

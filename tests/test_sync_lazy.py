@@ -283,7 +283,7 @@ def test_a_run_saved_in_the_middle_goes_on_bit_by_bit_and_states_keep_their_form
     assert kinds <= {int, float, bool}
 
 
-@pytest.mark.slice(12)
+@pytest.mark.slice(6)
 @syncs
 @pytest.mark.parametrize("compress", COMPRESSORS, ids=_name)
 def test_all_workers_end_with_one_model_whatever_is_compressed(sync, compress) -> None:
@@ -297,7 +297,7 @@ def test_all_workers_end_with_one_model_whatever_is_compressed(sync, compress) -
     assert not torch.equal(models[0], start)
 
 
-@pytest.mark.slice(12)
+@pytest.mark.slice(6)
 @syncs
 @pytest.mark.parametrize("feedback", FEEDBACKS, ids=_name)
 @pytest.mark.parametrize(

@@ -261,7 +261,7 @@ def test_auto_s_choice_does_not_depend_on_one_worker_s_packet() -> None:
     assert all(torch.equal(played.params[-1, 0], each) for each in played.params[-1])
 
 
-@pytest.mark.slice(24)
+@pytest.mark.slice(12)
 @pytest.mark.parametrize("compress", [Dense(), Cast(), TopK(ratio=0.3), RandomK(ratio=0.3)])
 @_placed(PROGRAMS, [1, 2, 5, 8])
 def test_training_does_not_depend_on_the_topology(

@@ -101,7 +101,7 @@ def _by_hand(graph: Graph, n: int, rounds: int, lr: float, order: str) -> torch.
     return x
 
 
-@pytest.mark.slice(12)
+@pytest.mark.slice(6)
 @pytest.mark.parametrize("n", COUNTS)
 @pytest.mark.parametrize("graph", GRAPHS, ids=str)
 @pytest.mark.parametrize("order", ["step first", "step beside"])
@@ -251,7 +251,7 @@ def test_one_worker_is_alone(method: Method) -> None:
     torch.testing.assert_close(played.params[-1], expected, rtol=0, atol=1e-11)
 
 
-@pytest.mark.slice(16)
+@pytest.mark.slice(8)
 @pytest.mark.parametrize("n", COUNTS)
 @pytest.mark.parametrize("graph", GRAPHS, ids=str)
 @pytest.mark.parametrize("method", [DPSGD(), SGP(), CHOCO()], ids=str)

@@ -44,7 +44,7 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 
 @pytest.mark.parametrize("shard", ["50GB", "20KB"])
-@pytest.mark.slice(9)
+@pytest.mark.slice(5)
 @pytest.mark.parametrize("case", FAMILIES)
 def test_every_file_comes_back_as_it_was(case, shard, tmp_path):
     dtype = torch.bfloat16 if case == "gpt2" else torch.float32
