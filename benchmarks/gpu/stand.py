@@ -11,6 +11,7 @@ import gc
 import itertools
 import math
 import statistics
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -359,6 +360,7 @@ def _one_by_one(
             found.append(entry(asked, *more))
         except (RunError, torch.OutOfMemoryError) as error:
             found.append(Timed(why=_why(str(error))))
+        sys.stderr.write(f"{len(found)} of {len(many)}: {found[-1]}\n")  # kept if the rest is cut
         gc.collect()
         accelerator.release()
         accelerator.reset_peak()
@@ -366,4 +368,4 @@ def _one_by_one(
 
 
 def _why(words: str) -> str:
-    return "out of memory" if "out of memory" in words.lower() else words.splitlines()[0]
+    return "out of memory" if "out of memory" in words.lower() else words.partition("\n")[0] or "?"
