@@ -237,6 +237,7 @@ class _Stand:
         import torch
 
         world, found, loss, ran_out = self.world, (0, 0), 0, False
+        self.module.zero_grad(set_to_none=True)
         try:
             found = pass_bytes(self.module, self._arguments(microbatch), world.accelerator)
             if self._ends is not None:
