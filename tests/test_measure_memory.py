@@ -142,14 +142,11 @@ def _times(**changes) -> LayerTimes:
     return LayerTimes(**(fields | changes))
 
 
-@pytest.mark.parametrize(
-    ("kept", "compiled", "saved", "again"),
-    [(95, False, 115, 95), (30, False, 100, 80), (95, True, 115, 95), (30, True, 50, 30)],
-)
-def test_a_compiler_may_keep_less_and_nothing_else_may(kept, compiled, saved, again) -> None:
-    """Less was taken from layers of which the host's kernels keep less than was counted."""
+@pytest.mark.parametrize(("kept", "saved", "again"), [(95, 115, 95), (30, 50, 30)])
+def test_what_is_measured_is_believed_be_it_less_than_counted(kept, saved, again) -> None:
+    """Attention with a learned bias was counted as the host computes it: 42 % too much of T5."""
     found = [PassBytes(microbatch=n, kept=kept * n, passing=10 + n) for n in (2, 4)]
-    times = with_bytes(_times(), found, None, compiled=compiled)
+    times = with_bytes(_times(), found, None)
     assert times.saved_bytes_per_sample == saved
     assert times.again_bytes_per_sample == again
     assert times.recompute_bytes_per_sample == 20
@@ -163,7 +160,7 @@ def test_bytes_that_no_line_of_samples_gives_are_not_missed() -> None:
             PassBytes(microbatch=n, kept=0, passing=n_bytes)
             for n, n_bytes in ((2, first), (5, second))
         ]
-        times = with_bytes(_times(), found, None, compiled=False)
+        times = with_bytes(_times(), found, None)
         assert times.passing_bytes is not None
         assert times.passing(5) + times.passing_bytes.fixed >= second
         assert min(times.passing_bytes.sample, times.passing_bytes.fixed) >= 0

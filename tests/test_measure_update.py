@@ -14,6 +14,7 @@ from planner_toy import cluster, profile, toy, toy_draft, workload
 from polyreme.cluster.accelerator import HostAccelerator, Timer
 from polyreme.measure import device
 from polyreme.measure import layers as layer_times
+from polyreme.measure.passes import HeadStart, timed
 from polyreme.planner.cost.data import DataCost
 from polyreme.planner.cost.memory import Memory
 from polyreme.profile.saved import saved_bytes
@@ -113,8 +114,11 @@ def test_a_first_pass_in_which_libraries_begin_leaves_others_their_seconds() -> 
     object.__setattr__(entry, "ran", [])
     graph = tiny_graph("linear")
     world = dataclasses.replace(lone(), accelerator=entry)
-    found = layer_times._time(layer_times._Stand(graph, graph.layers[0], "fp32", world), 2)
-    assert found == pytest.approx([1e-3, 1e-3])
+    head = HeadStart(lone())
+    stand = layer_times._Stand(graph, graph.layers[0], "fp32", world, head=head)
+    found = timed(world, lambda: stand.warm(2), head)
+    assert found is not None
+    assert found[:2] == pytest.approx([1e-3, 1e-3])
     assert len(entry.ran) // 2 - 2 > 10
 
 
@@ -128,7 +132,7 @@ class Paced(Slow):
         timer = Timer()
         yield timer
         self.ran.append(1)
-        again = 1e-3 if self.bodies[-1].recompute else 0.0
+        again = 1e-3 if self.bodies and self.bodies[-1].recompute else 0.0
         timer.seconds = 2e-3 if len(self.ran) % 2 else 3e-3 + again
 
 
@@ -143,6 +147,7 @@ def test_recomputation_is_priced_as_a_whole_forward_pass(monkeypatch) -> None:
     def made(self, *args, **how):
         original(self, *args, **how)
         bodies.append(self.body)
+        entry.ran.clear()
 
     monkeypatch.setattr(layer_times._Stand, "__init__", made)
     monkeypatch.setattr(layer_times._Stand, "hold", lambda *_: None)

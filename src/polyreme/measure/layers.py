@@ -2,24 +2,26 @@
 
 from __future__ import annotations
 
+import statistics
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from ..cluster.accelerator import Timer
 from ..errors import RunError
 from ..graph.loss import cross_entropy
-from ..profile.record import LayerTimes, PassTimes
+from ..profile.record import HostSeconds, LayerTimes, PassTimes
 from ..profile.saved import SavedBytes, tensor_specs
 from ..profile.trace import compute_dtype, tensor_dtype
 from ..runtime.compiled import compile_layer, compile_loss, forget_compiled
 from ..sample import TensorSpec
-from .agree import largest, mean, usual
+from .agree import largest
+from .inputs import lying
 from .memory import PassBytes, drop_gradient, loss_bytes, pass_bytes, with_bytes
+from .passes import REPEAT_S, REPEATS, HeadStart, Passes, Play, Ran, ran_once, timed
 
 if TYPE_CHECKING:
     import torch
@@ -30,17 +32,8 @@ if TYPE_CHECKING:
 MICROBATCHES = tuple(2**power for power in range(10))
 MEMORY_SHARE = 0.4  # of what is free may be taken by one microbatch
 ENOUGH_S = 0.25  # a pass this long tells the slope; larger microbatches are not tried
-REPEATS = 5
-REPEAT_S = 0.15  # long passes are repeated less often, but at least once
-# On an accelerator passes follow one another without a pause, as in training: one that has rested
-# runs faster than its power allows in the long run. The second half of so many seconds counts.
-LASTING_S = 0.5
-LONG_S = 5e-3  # shorter passes leave it resting in any case
-MOST = 400
 COMPILED_SIZES = 3  # of a kind; each is compiled for itself, which takes seconds
 COMPILED_PART_SIZES = 2
-
-Play = Callable[[], tuple[Timer, Timer]]
 
 
 def measure_layers(
@@ -73,11 +66,21 @@ def measure_layers(
         for kind, layer in light_first
         for tp in (degrees if _is_cut(graph, layer) else (1,))
     ]
+    head = None if world.accelerator.on_host else HeadStart(world)
     times: dict[str, LayerTimes] = {}
     parts: dict[str, dict[int, PassTimes]] = {kind: {} for kind in kinds}
     for index, (kind, layer, tp) in enumerate(todo):
         start_s = time.perf_counter()
-        stand = _Stand(graph, layer, precision, world, tp, compiled=compiled)
+        stand = _Stand(
+            graph,
+            layer,
+            precision,
+            world,
+            tp,
+            compiled=compiled,
+            strides=saved[kind].strides,
+            head=head,
+        )
         tried = sizes
         if compiled:
             n = COMPILED_SIZES if tp == 1 else COMPILED_PART_SIZES
@@ -89,7 +92,7 @@ def measure_layers(
             counted = msgspec.structs.replace(
                 _with_bytes(found, saved[kind]), recompute_shares=tuple(stand.shares)
             )
-            times[kind] = with_bytes(counted, stand.held, stand.loss_bytes, compiled=compiled)
+            times[kind] = with_bytes(counted, stand.held, stand.loss_bytes)
         else:
             parts[kind][tp] = found
     return {
@@ -125,6 +128,7 @@ def _with_bytes(times: PassTimes, saved: SavedBytes) -> LayerTimes:
         forward_s=times.forward_s,
         backward_s=times.backward_s,
         saved_bytes_per_sample=saved.saved,
+        host_s=times.host_s,
         recompute_bytes_per_sample=saved.recompute,
         again_bytes_per_sample=saved.again,
         fixed_bytes=saved.fixed,
@@ -149,10 +153,14 @@ class _Stand:
         tp: int = 1,
         *,
         compiled: bool = False,
+        strides: Mapping[str, Sequence[int]] | None = None,
+        head: HeadStart | None = None,
     ) -> None:
         from ..runtime.stage import Body
 
         self.layer = layer
+        self.head = head
+        self._strides = strides or {}
         self.world = world
         self.tp = tp
         self.compiled = compiled
@@ -162,6 +170,7 @@ class _Stand:
         self.module = _filled(graph, layer, precision, world, tp)
         self.body = Body(self.module, recompute=False)
         self.shares: list[float] = []
+        self.again_s: list[float] = []
         if compiled:
             with self._compiling():
                 compile_layer(self.module)
@@ -203,7 +212,6 @@ class _Stand:
         """A function that asks for a forward and a backward pass and gives the timer of each."""
         import torch
 
-        accelerator = self.world.accelerator
         arguments = self._arguments(microbatch)
         weights = [weight for weight in self.module.parameters() if weight.requires_grad]
         leaves = [*weights, *(argument for argument in arguments if argument.requires_grad)]
@@ -219,18 +227,31 @@ class _Stand:
 
         directions = [torch.ones_like(end) for end in ends()]
 
-        def play() -> tuple[Timer, Timer]:
+        def back(outputs: list[torch.Tensor]) -> None:
+            if outputs:
+                torch.autograd.backward(outputs, directions)
+
+        def play() -> Ran:
             for leaf in leaves:
                 leaf.grad = None
-            with accelerator.work_timer() as forward:
-                outputs = ends()
-            if not outputs:
-                return forward, Timer(seconds=0.0)
-            with accelerator.work_timer() as backward:
-                torch.autograd.backward(outputs, directions)
-            return forward, backward
+            return ran_once(self.world, ends, back)
 
         return play
+
+    def recompute(self, microbatch: int, plain: Passes) -> None:
+        """Note what recomputation adds to such a backward pass, over the forward pass's seconds.
+
+        Torch computes again no further than to the last tensor that the backward pass reads, and
+        its hooks cost the host time.
+        """
+        self.body.recompute = True
+        found = timed(self.world, lambda: self.warm(microbatch), self.head)
+        self.body.recompute = False
+        if found is None or not plain.forward_s:
+            self.shares.append(1.0)
+            return
+        self.shares.append(max(0.0, (found.device_s - plain.device_s) / plain.forward_s))
+        self.again_s.append(max(0.0, found.host_s - plain.host_s))
 
     def hold(self, microbatch: int) -> None:
         """Have the allocator say what a pass holds, if no process runs out of memory."""
@@ -267,7 +288,7 @@ class _Stand:
         dtype = tensor_dtype(spec, self._precision)
         device = self.world.device
         if dtype.is_floating_point:
-            return torch.randn(shape, dtype=dtype, device=device)
+            return lying(shape, self._strides.get(name), dtype=dtype, device=device)
         if dtype == torch.bool:
             return torch.ones(shape, dtype=dtype, device=device)
         rows = [
@@ -303,21 +324,23 @@ def _measure_kind(
     """One microbatch after another until a pass is long enough, or seconds or memory run out."""
     world = stand.world
     start_s = time.perf_counter()
-    passes: list[tuple[float, ...]] = []
+    passes: list[Passes] = []
+    spent_s = 0.0
     for size, after in zip(sizes, (*sizes[1:], 2 * sizes[-1]), strict=True):
-        timed = _time(stand, size)
-        if timed is None:
+        found = timed(world, lambda: stand.warm(size), stand.head)  # noqa: B023
+        if found is None:
             break
-        passes.append(timed)
-        if stand.tp == 1 and not world.accelerator.on_host:
+        passes.append(found)
+        if stand.tp == 1 and stand.head is not None:
             stand.hold(size)
-            stand.shares.append(_recompute_share(stand, size, timed))
-        spent_s = time.perf_counter() - start_s - stand.compiling_s
-        left_s = budget_s - largest(world, spent_s)
-        next_s = after / size * sum(timed)
-        if sum(timed) > ENOUGH_S or next_s + min(next_s * REPEATS, REPEAT_S) > left_s:
-            break
-        if not _fits(world, after * saved.saved):
+            stand.recompute(size, found)
+        before_s, spent_s = spent_s, time.perf_counter() - start_s - stand.compiling_s
+        next_s = after / size * found.device_s
+        next_s += min(next_s * REPEATS, REPEAT_S)
+        if stand.head is not None:  # most of what a size takes does not grow with it
+            next_s += spent_s - before_s
+        left_s = budget_s - largest(world, spent_s + next_s)
+        if found.device_s > ENOUGH_S or left_s < 0 or not _fits(world, after * saved.saved):
             break
     if not passes:
         raise RunError(
@@ -326,57 +349,19 @@ def _measure_kind(
         )
     return PassTimes(
         microbatch=sizes[: len(passes)],
-        forward_s=tuple(pair[0] for pair in passes),
-        backward_s=tuple(pair[1] for pair in passes),
+        forward_s=tuple(each.forward_s for each in passes),
+        backward_s=tuple(each.backward_s for each in passes),
+        host_s=_usual_host_s(passes, stand.again_s) if stand.head is not None else None,
     )
 
 
-def _recompute_share(stand: _Stand, size: int, passes: tuple[float, ...]) -> float:
-    """What recomputation adds to such a backward pass, over its forward pass.
-
-    Torch computes again no further than to the last tensor that the backward pass reads, and its
-    hooks cost the host time.
-    """
-    forward_s, backward_s = passes
-    stand.body.recompute = True
-    timed = _time(stand, size)
-    stand.body.recompute = False
-    if timed is None or not forward_s:
-        return 1.0
-    return max(0.0, (sum(timed) - forward_s - backward_s) / forward_s)
-
-
-def _time(stand: _Stand, size: int) -> tuple[float, ...] | None:
-    """Usual forward and backward seconds, mean over processes; None if memory ran out on one.
-
-    Processes that outnumber the cores of their host take turns on them.
-    """
-    import torch
-
-    world = stand.world
-    play: Play | None = None
-    warm_s = 0.0
-    try:
-        play = stand.warm(size)
-        warm_s = sum(timer.settle() for timer in play())
-    except torch.OutOfMemoryError:
-        play = None
-    if largest(world, float(play is None)) or play is None:
-        return None
-    warm_s = largest(world, warm_s)
-    repeat_s, most = REPEAT_S, REPEATS
-    if not world.accelerator.on_host:
-        repeat_s, most = (LASTING_S if warm_s > LONG_S else REPEAT_S), MOST
-    repeats = int(repeat_s / max(warm_s, 1e-9))
-    world.barrier()
-    asked = [play() for _ in range(min(most, max(1, repeats)))]
-    passes = [[timer.settle() for timer in pair] for pair in asked]
-    if not world.accelerator.on_host:
-        passes = passes[len(passes) // 2 :]
-    turns = (
-        max(1.0, world.n_local / world.accelerator.count()) if world.accelerator.on_host else 1.0
+def _usual_host_s(passes: Sequence[Passes], again_s: Sequence[float]) -> HostSeconds:
+    """Of passes at several sizes; what the host does is the same at each."""
+    return HostSeconds(
+        forward=statistics.median(each.host_forward_s for each in passes),
+        backward=statistics.median(each.host_backward_s for each in passes),
+        recompute=statistics.median(again_s) if again_s else 0.0,
     )
-    return mean(world, [usual(world, column) * turns for column in zip(*passes, strict=True)])
 
 
 def _fits(world: World, need_bytes: int) -> bool:

@@ -68,38 +68,29 @@ def loss_bytes(logits: torch.Tensor, accelerator: Accelerator, score: Score) -> 
     return max(0, accelerator.peak_bytes() - before)
 
 
-def with_bytes(
-    times: LayerTimes, found: Sequence[PassBytes], loss: int | None, *, compiled: bool
-) -> LayerTimes:
-    """What was counted before, by what is measured.
+def with_bytes(times: LayerTimes, found: Sequence[PassBytes], loss: int | None) -> LayerTimes:
+    """What is kept beside inputs as it was measured, in place of what was counted before.
 
-    What is kept beside inputs takes the place of what was counted where that is less, or where
-    layers are compiled: a compiler chooses what is kept. Bytes of several tensor parts stay.
+    Kernels of a device keep other things than those of the host, and compilers choose. Bytes of
+    several tensor parts stay as they were counted.
     """
     if not found:
         return times
     again = times.again_bytes_per_sample or 0
     sample, fixed = _line([(each.microbatch, each.kept) for each in found])
     more, beside = sample - again, fixed - times.fixed_bytes.again
-    if not compiled:
-        last = found[-1].microbatch
-        if more * last + beside <= 0:
-            more = beside = 0
-    alone, still = times.alone_bytes, times.fixed_bytes
-    if more or beside or compiled:
-        alone = KeptBytes(recompute=alone.recompute)
-        still = KeptBytes(
-            saved=max(0, still.saved + beside),
-            recompute=still.recompute,
-            again=max(0, still.again + beside),
-        )
+    still = KeptBytes(
+        saved=max(0, times.fixed_bytes.saved + beside),
+        recompute=times.fixed_bytes.recompute,
+        again=max(0, times.fixed_bytes.again + beside),
+    )
     passing, at_once = _line([(each.microbatch, each.passing) for each in found])
     return msgspec.structs.replace(
         times,
         saved_bytes_per_sample=max(0, times.saved_bytes_per_sample + more),
         again_bytes_per_sample=again + more,
         fixed_bytes=still,
-        alone_bytes=alone,
+        alone_bytes=KeptBytes(recompute=times.alone_bytes.recompute),
         passing_bytes=PassingBytes(sample=passing, fixed=at_once),
         loss_bytes=loss,
     )

@@ -65,12 +65,14 @@ def _layer_cost(
     name, parts, pp = names[0], cost.traffic.parts, draft.pp
     once = msgspec.structs.replace(strategy, recompute=False)
     share = parts.share(name, strategy)
-    forward_s = backward_s = parts_s = 0.0
+    forward_s = backward_s = again_s = parts_s = 0.0
     sizes = _sizes(draft, strategy)
     for size, count in sizes.items():
         there_s, back_s = cost.data.layer_passes(name, once, size, share)
         forward_s += count * there_s
         backward_s += count * back_s
+        both_s = sum(cost.data.layer_passes(name, strategy, size, share))
+        again_s += count * (both_s - there_s - back_s)
         found = parts.exchanges(name, strategy, size)
         messages: list[Message] = [*found.forward, *found.again, *found.backward]
         if name == fitting.memory.graph.output.rpartition(".")[0]:
@@ -86,9 +88,7 @@ def _layer_cost(
         how=describe_strategy(strategy),
         forward_s=forward_s,
         backward_s=backward_s,
-        recompute_s=forward_s * times.recomputed(max(sizes) / strategy.cp)
-        if strategy.recompute
-        else 0.0,
+        recompute_s=again_s,
         parts_s=parts_s,
         data_s=over_data.exposed_comm_s,
         update_s=over_data.update_s,

@@ -12,8 +12,9 @@ import bisect
 import math
 from collections.abc import Mapping, Sequence
 from itertools import accumulate, pairwise
+from typing import NamedTuple
 
-from .record import Collective, CollectiveTimes, Profile
+from .record import Collective, CollectiveTimes, HostSeconds, Profile
 
 _ROUNDS: Mapping[Collective, int] = {
     "all_reduce": 2,
@@ -82,6 +83,37 @@ class Curve:
         return self._seconds[-1] / self._sizes[-1]
 
 
+class Asked(NamedTuple):
+    """Seconds of passes on a device, and those that its host takes to ask for them.
+
+    Those of layers that follow one another add up: the host asks for the next while the device
+    works.
+    """
+
+    forward: float
+    backward: float
+    host_forward: float = 0.0
+    host_backward: float = 0.0
+
+    def plus(self, other: Asked, count: int = 1) -> Asked:
+        """With so many others behind it."""
+        return Asked(*(mine + count * its for mine, its in zip(self, other, strict=True)))
+
+    @property
+    def lasting(self) -> tuple[float, float]:
+        """Forward and backward seconds until both are through: whoever is slower says how long.
+
+        >>> Asked(1.0, 2.0, 0.5, 1.0).lasting, Asked(1.0, 2.0, 3.0, 3.0).lasting
+        ((1.0, 2.0), (2.5, 3.5))
+        """
+        host_s = self.host_forward + self.host_backward
+        late_s = host_s - self.forward - self.backward
+        if late_s <= 0:
+            return self.forward, self.backward
+        share = self.host_forward / host_s
+        return self.forward + late_s * share, self.backward + late_s * (1 - share)
+
+
 def _lowered(seconds: Sequence[float]) -> list[float]:
     """The largest rising sequence that is nowhere above the measured one."""
     return list(accumulate((max(0.0, value) for value in reversed(seconds)), min))[::-1]
@@ -129,9 +161,16 @@ class Fit:
             return forward.of_part(microbatch), backward.of_part(microbatch)
         return self.forward_s(kind, microbatch / tp), self.backward_s(kind, microbatch / tp)
 
-    def recompute_s(self, kind: str, microbatch: float) -> float:
-        """Seconds that recomputing adds to the backward pass: one more forward pass."""
-        return self.forward_s(kind, microbatch)
+    def asked(self, kind: str, microbatch: float, tp: int = 1, *, recompute: bool = False) -> Asked:
+        """Both, and what the host takes to ask for them; recomputing counts as backward."""
+        forward_s, backward_s = self.passes_s(kind, microbatch, tp)
+        times = self.profile.layers[kind]
+        of_parts = times.parts.get(tp, times)
+        host = of_parts.host_s or HostSeconds(forward=0.0, backward=0.0)
+        if not recompute:
+            return Asked(forward_s, backward_s, host.forward, host.backward)
+        backward_s += forward_s * times.recomputed(microbatch)
+        return Asked(forward_s, backward_s, host.forward, host.backward + host.recompute)
 
     def send_s(self, pp: int, size_bytes: float, n_hosts: int) -> float:
         """Seconds from one of `pp` pipeline ranks to the next.

@@ -36,12 +36,27 @@ class PartBytes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     alone: KeptBytes = KeptBytes()
 
 
+class HostSeconds(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What a host takes to ask an accelerator for passes of a layer, whatever the microbatch.
+
+    `recompute` is what recomputation adds to the backward pass.
+    """
+
+    forward: float
+    backward: float
+    recompute: float = 0.0
+
+
 class PassTimes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Seconds of passes against the number of samples; three tuples in parallel, sorted."""
+    """Seconds of passes against the number of samples; three tuples in parallel, sorted.
+
+    `host_s` as in `LayerTimes`.
+    """
 
     microbatch: tuple[int, ...]
     forward_s: tuple[float, ...]
     backward_s: tuple[float, ...]
+    host_s: HostSeconds | None = None
 
 
 class PassingBytes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -68,7 +83,8 @@ class LayerTimes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     numbers are taken to last as passes over as many samples fewer. `passing_bytes` are measured
     on accelerators alone (unset: not known), as are `loss_bytes`: of the loss of a sample, of the
     layer that gives the logits; and `recompute_shares`: what recomputation adds to backward passes
-    of these sizes, over the seconds of a forward pass (unset: as long as one).
+    of these sizes, over the seconds of a forward pass (unset: as long as one). `host_s` is unset
+    where the host computes itself: else all other seconds are those in which the device works.
     """
 
     microbatch: tuple[int, ...]
@@ -84,6 +100,7 @@ class LayerTimes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     passing_bytes: PassingBytes | None = None
     loss_bytes: int | None = None
     recompute_shares: tuple[float, ...] = ()
+    host_s: HostSeconds | None = None
 
     def recomputed(self, microbatch: float) -> float:
         """What recomputation adds to a backward pass over so many samples, in forward passes."""

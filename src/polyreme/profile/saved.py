@@ -17,11 +17,15 @@ _ALONE, _SMALL, _LARGE = 1, 2, 3  # samples of the passes that are played
 
 
 class SavedBytes(KeptBytes, frozen=True, kw_only=True):
-    """Bytes per sample of a layer kind; `fixed`, `alone` and `parts` as in `LayerTimes`."""
+    """Bytes per sample of a layer kind; `fixed`, `alone` and `parts` as in `LayerTimes`.
+
+    `strides` says of inputs of the last such layer how those of several samples lie in memory.
+    """
 
     fixed: KeptBytes = KeptBytes()
     alone: KeptBytes = KeptBytes()
     parts: Mapping[int, PartBytes] = {}
+    strides: Mapping[str, tuple[int, ...]] = {}
 
 
 def saved_bytes(
@@ -38,17 +42,22 @@ def saved_bytes(
     one sample is played by itself: in it some tensors are views of others that are copies in
     larger ones.
     """
-    found = {}
+    found: dict[int, list[dict[str, list[_Kept]]]] = {}
+    strides: Mapping[str, tuple[int, ...]] = {}
+    kinds = {layer.kind: layer for layer in graph.layers}
     for degree in sorted({1, *parts}):
-        kinds = {layer.kind: layer for layer in graph.layers}
         stands = {kind: Stand(graph, layer, degree) for kind, layer in kinds.items()}
-        found[degree] = [
-            _account(graph, degree, stands, Played(batch=batch, precision=precision, fused=fused))
-            for batch in (_ALONE, _SMALL, _LARGE)
-        ]
+        found[degree] = []
+        for batch in (_ALONE, _SMALL, _LARGE):
+            how = Played(batch=batch, precision=precision, fused=fused)
+            kept, strides = _account(graph, degree, stands, how)
+            found[degree].append(kept)
     return {
-        kind: _of_kind({degree: [each[kind] for each in by] for degree, by in found.items()})
-        for kind in found[1][0]
+        kind: _of_kind(
+            {degree: [each[kind] for each in by] for degree, by in found.items()},
+            {name: strides[name] for name in layer.inputs if name in strides},
+        )
+        for kind, layer in kinds.items()
     }
 
 
@@ -59,7 +68,9 @@ class _Kept(NamedTuple):
     split: tuple[int, int, int]
 
 
-def _of_kind(passes: Mapping[int, Sequence[Sequence[_Kept]]]) -> SavedBytes:
+def _of_kind(
+    passes: Mapping[int, Sequence[Sequence[_Kept]]], strides: Mapping[str, tuple[int, ...]]
+) -> SavedBytes:
     """Of the layers of a kind, by the number of tensor parts and the samples of the pass."""
     of_parts = {}
     for degree, by_batch in passes.items():
@@ -74,6 +85,7 @@ def _of_kind(passes: Mapping[int, Sequence[Sequence[_Kept]]]) -> SavedBytes:
         fixed=one.fixed,
         alone=one.alone,
         parts=of_parts,
+        strides=strides,
     )
 
 
@@ -106,8 +118,8 @@ def _kept(amounts: Sequence[int]) -> KeptBytes:
 
 def _account(
     graph: LayerGraph, degree: int, stands: Mapping[str, Stand], how: Played
-) -> dict[str, list[_Kept]]:
-    """What each layer of each kind keeps of one pass through the whole model."""
+) -> tuple[dict[str, list[_Kept]], Mapping[str, tuple[int, ...]]]:
+    """What each layer of each kind keeps of one pass through the whole model; strides by name."""
     specs = tensor_specs(graph, degree)
     traces: dict[tuple[str, tuple[Argument, ...]], Trace] = {}
     heap = _Heap(
@@ -130,7 +142,7 @@ def _account(
             degree,
         )
         found.setdefault(layer.kind, []).append(kept)
-    return found
+    return found, heap.strides
 
 
 class _Heap:
@@ -138,7 +150,7 @@ class _Heap:
 
     def __init__(self, sizes: dict[str, int]) -> None:
         self._learned: set[str] = set()
-        self._strides: dict[str, tuple[int, ...]] = {}
+        self.strides: dict[str, tuple[int, ...]] = {}
         self._sizes = sizes
         self._owner: dict[str, str] = {}
         self._saved: set[str] = set()
@@ -146,7 +158,7 @@ class _Heap:
 
     def argument(self, name: str, spec: TensorSpec) -> Argument:
         """A tensor as the next layer gets it."""
-        return Argument(spec=spec, strides=self._strides.get(name), learns=name in self._learned)
+        return Argument(spec=spec, strides=self.strides.get(name), learns=name in self._learned)
 
     def kept(
         self,
@@ -159,7 +171,7 @@ class _Heap:
         """What the next layer of a pass adds to what is kept."""
         sources = [self._owner.get(name, name) for name in inputs]
         self._learned.update(name for name, grad in zip(results, found.learns, strict=True) if grad)
-        self._strides.update(zip(results, found.strides, strict=True))
+        self.strides.update(zip(results, found.strides, strict=True))
         passed = zip(results, found.passed, found.output_bytes, strict=True)
         for result, source, n_bytes in passed:
             self._owner[result] = result if source is None else sources[source]

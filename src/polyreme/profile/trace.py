@@ -79,7 +79,7 @@ class Stand:
         """One forward pass."""
         with (
             self._mode or nullcontext(),
-            _without_attention_dropout() if how.fused else nullcontext(),
+            _fused_attention() if how.fused else nullcontext(),
         ):
             return _play(self._module, Regions(self._plan), inputs, how)
 
@@ -156,8 +156,11 @@ def _weight_dtype(owner: torch.nn.Module, weight: torch.Tensor, precision: str) 
     return compute_dtype(precision)
 
 
-def _without_attention_dropout() -> AbstractContextManager[Any]:
-    """Attention without dropout: all that fused kernels keep of it is a seed."""
+def _fused_attention() -> AbstractContextManager[Any]:
+    """Attention as fused kernels keep it: of dropout a seed, of a learned bias the bias.
+
+    With either the host takes the plain formula.
+    """
     import torch
     from torch.overrides import TorchFunctionMode
 
@@ -170,6 +173,8 @@ def _without_attention_dropout() -> AbstractContextManager[Any]:
             kwargs = dict(kwargs or {})
             if func is attention and "dropout_p" in kwargs:
                 kwargs["dropout_p"] = 0.0
+            if func is attention and isinstance(kwargs.get("attn_mask"), torch.Tensor):
+                kwargs["attn_mask"] = kwargs["attn_mask"].detach()
             return func(*args, **kwargs)
 
     return Fused()

@@ -12,6 +12,8 @@ import torch.distributed as dist
 
 from .timing import Started, Traffic, all_gather, reduce_scatter
 
+_POUR_BYTES = 2**25  # of gradients that wait on an accelerator, to be added at once
+
 
 @dataclass(kw_only=True)
 class Replicated:
@@ -44,6 +46,9 @@ class Bucket:
         self.members = members
         self.n_ready = 0
         self._work: Started | None = None
+        self._came: dict[str, tuple[Replicated, torch.Tensor]] = {}
+        self._came_bytes = 0
+        self._enough_bytes = 0 if first.device.type == "cpu" else _POUR_BYTES
         sizes = [member.master.numel() for member in members]
         padded = -(-sum(sizes) // n_ranks) * n_ranks
         self.flat = torch.zeros(padded, dtype=first.dtype, device=first.device)
@@ -58,6 +63,31 @@ class Bucket:
 
     def begin_filling(self) -> None:
         """Gradients of a new step are about to be written here."""
+
+    def take(self, member: Replicated, gradient: torch.Tensor) -> None:
+        """Add a gradient; on accelerators with others, since each by itself costs the host time."""
+        if member.name in self._came:
+            self.pour()
+        self._came[member.name] = member, gradient
+        self._came_bytes += gradient.nbytes
+        if self._came_bytes >= self._enough_bytes or len(self._came) == len(self.members):
+            self.pour()
+
+    def pour(self) -> None:
+        """Have all that was taken in the buffer."""
+        if not self._came:
+            return
+        self.begin_filling()
+        added = [(m.grad, gradient) for m, gradient in self._came.values() if m.used]
+        first = [(m.grad, gradient) for m, gradient in self._came.values() if not m.used]
+        if first:
+            torch._foreach_copy_([own for own, _ in first], [new for _, new in first])
+        if added:
+            torch._foreach_add_([own for own, _ in added], [new for _, new in added])
+        for member, _ in self._came.values():
+            member.used = True
+        self._came.clear()
+        self._came_bytes = 0
 
     def start(self, group: Any, traffic: Traffic) -> None:
         """Begin the reduction."""
@@ -237,9 +267,11 @@ class Buckets:
             member.last = True
 
     def passed(self, members: Iterable[Replicated]) -> None:
-        """No more gradients of these will come in this step."""
+        """A backward pass is over, and no more gradients of these will come in this step."""
         if self._alone:
             return
+        for bucket in self._buckets:
+            bucket.pour()
         for member in members:
             self._ready(self._bucket_of[member.name], member)
         if self._overlap:
@@ -289,13 +321,11 @@ class Buckets:
             grad = working.grad
             if grad is None:  # it is left for the weight half of this backward pass
                 return
-            if not own.used:
-                its_bucket.begin_filling()
-                own.grad.copy_(grad)
-                own.used = True
-            elif not shared:
-                own.grad.add_(grad)
-            # In the master's own dtype later gradients add up in the bucket by themselves.
+            if not shared or not own.used:
+                its_bucket.take(own, grad)
+            if shared:
+                # In the master's own dtype later gradients add up in the bucket by themselves.
+                its_bucket.pour()
             working.grad = own.grad if shared else None
             all_of_it._traffic.look()
             if own.last:
@@ -320,6 +350,7 @@ class Buckets:
     def _launch(self) -> None:
         bucket = self._buckets[self._next]
         self._next += 1
+        bucket.pour()
         bucket.begin_filling()
         for member in bucket.members:
             if not member.used:

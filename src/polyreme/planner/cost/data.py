@@ -12,7 +12,7 @@ import numpy as np
 from ...cluster.types import Cluster
 from ...plan.grid import Degrees
 from ...plan.ir import BUCKET_BYTES
-from ...profile.fit import Fit
+from ...profile.fit import Asked, Fit
 from ...profile.record import Profile
 from ..draft import Draft, Strategy
 from ..groups import Groups
@@ -107,7 +107,7 @@ class DataCost:
         ]
         types = [cluster.device_types[host.device_type] for host in cluster.hosts]
         self._to_host_bytes_s = min(each.host_bandwidth_bytes_s or 0.0 for each in types)
-        self._passes: dict[tuple[str, float, int], tuple[float, float]] = {}
+        self._asked = functools.cache(self._fit.asked)
         self._n_hosts = functools.cache(self._hosts_of_groups)
 
     def __call__(self, draft: Draft) -> StepTime:
@@ -201,7 +201,11 @@ class DataCost:
 
         Of one of so many tensor `parts` that share the layer.
         """
-        return self._class_passes(self.memory.classes.layer_of[name], strategy, size, parts)
+        return self.layer_asked(name, strategy, size, parts).lasting
+
+    def layer_asked(self, name: str, strategy: Strategy, size: float, parts: int = 1) -> Asked:
+        """The same with what the host takes apart, so that layers of a stage add up."""
+        return self._class_asked(self.memory.classes.layer_of[name], strategy, size, parts)
 
     def hosted_s(self, name: str, strategy: Strategy, rounds: int) -> tuple[float, float]:
         """Forward and backward seconds of what comes from the host's memory and goes back.
@@ -252,24 +256,14 @@ class DataCost:
 
     def _pass_s(self, groups: Groups, size: int) -> tuple[float, float]:
         """Of all of them, one microbatch."""
-        forward_s = backward_s = 0.0
+        found = Asked(0.0, 0.0)
         for index, strategy, count in groups.layers:
-            forward, backward = self._class_passes(index, strategy, size)
-            forward_s += forward * count
-            backward_s += backward * count
-        return forward_s, backward_s
+            found = found.plus(self._class_asked(index, strategy, size), count)
+        return found.lasting
 
-    def _class_passes(
-        self, index: int, strategy: Strategy, size: float, parts: int = 1
-    ) -> tuple[float, float]:
+    def _class_asked(self, index: int, strategy: Strategy, size: float, parts: int = 1) -> Asked:
         kind = self.memory.classes.layers[index].kind
-        key = kind, size / strategy.cp, parts
-        if key not in self._passes:
-            self._passes[key] = self._fit.passes_s(*key)
-        forward_s, backward_s = self._passes[key]
-        if not strategy.recompute:
-            return forward_s, backward_s
-        return forward_s, backward_s + forward_s * self.profile.layers[kind].recomputed(key[1])
+        return self._asked(kind, size / strategy.cp, parts, recompute=strategy.recompute)
 
     def _update_s(self, units: _Units, rounds: int) -> float:
         """Seconds of the optimizer, and of sums of gradients, on the device that holds most.

@@ -93,20 +93,22 @@ class LayerCosts:
 
     def least_s(self, outline: Outline) -> float:
         """A time that no assignment goes below: computation alone, shared out evenly."""
-        return evenly_s(outline, float(self.alone_s(outline).sum()))
+        device_s, host_s = self._alone(outline.layout.tp, outline.layout.cp, outline.microbatch)
+        return evenly_s(outline, max(float(device_s.sum()), float(host_s.sum())))
 
     def alone_s(self, outline: Outline) -> Array:
         """Seconds (L) of both passes of each layer over a microbatch, of one device alone."""
-        return self._alone(outline.layout.tp, outline.layout.cp, outline.microbatch)
+        return self._alone(outline.layout.tp, outline.layout.cp, outline.microbatch)[0]
 
-    def _alone_s(self, tp: int, cp: int, size: int) -> Array:
+    def _alone_s(self, tp: int, cp: int, size: int) -> tuple[Array, Array]:
+        """Seconds (L) of the device, and of its host."""
         once, share = Strategy(tp=tp, cp=cp), self.cost.traffic.parts.share
-        passes = [
-            sum(self.cost.data.layer_passes(name, once, size, share(name, once)))
-            for name in self._kinds
+        asked = [
+            self.cost.data.layer_asked(name, once, size, share(name, once)) for name in self._kinds
         ]
-        found: Array = np.array(passes, float)[self._index]
-        return found
+        device_s = np.array([each.forward + each.backward for each in asked])
+        host_s = np.array([each.host_forward + each.host_backward for each in asked])
+        return device_s[self._index], host_s[self._index]
 
     def _draft(self, outline: Outline) -> Draft:
         """One that stands for the layout, where prices ask for a draft."""

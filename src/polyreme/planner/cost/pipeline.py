@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import functools
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import get_args
 
 import msgspec
@@ -21,7 +21,7 @@ from ...plan.grid import Cell
 from ...plan.order import ORDERS
 from ...plan.order.kind import Ranks
 from ...plan.play import Costs, play
-from ...profile.fit import Fit
+from ...profile.fit import Asked, Fit
 from ..draft import Draft, Strategy
 from .data import DataCost, StepTime
 from .exchange import tuned, usual
@@ -119,15 +119,38 @@ class StepCost:
             ]
             for names in stages
         ]
-        whole = [sum(back for _, back, _ in each) for each in passes]
+        spare = [self._spare_s(draft, names) for names in stages]
+        whole = [
+            sum(back for _, back, _ in each) - less
+            for each, (_, less) in zip(passes, spare, strict=True)
+        ]
         weights = [sum(back / 2 for _, back, halves in each if halves) for each in passes]
         return Costs(
-            forward=tuple(sum(there for there, _, _ in each) for each in passes),
+            forward=tuple(
+                sum(there for there, _, _ in each) - less
+                for each, (less, _) in zip(passes, spare, strict=True)
+            ),
             inputs=tuple(both - later for both, later in zip(whole, weights, strict=True)),
             weights=tuple(weights),
             send=self._send_s(draft) if draft.stages else 0.0,
             slices=self._shares(draft),
         )
+
+    def _spare_s(self, draft: Draft, names: Sequence[str]) -> tuple[float, float]:
+        """What layers of a stage take less than each by itself.
+
+        The host has asked for some of the next ones when the device is through with a long one.
+        """
+        whole, forward_s, backward_s = Asked(0.0, 0.0), 0.0, 0.0
+        for name in names:
+            strategy = draft.strategies[name]
+            share = self.traffic.parts.share(name, strategy)
+            asked = self.data.layer_asked(name, strategy, draft.microbatch, share)
+            whole = whole.plus(asked)
+            there_s, back_s = asked.lasting
+            forward_s, backward_s = forward_s + there_s, backward_s + back_s
+        there_s, back_s = whole.lasting
+        return forward_s - there_s, backward_s - back_s
 
     def visit_s(
         self, name: str, strategy: Strategy, size: int, pp: int, rounds: int
