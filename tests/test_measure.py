@@ -177,10 +177,10 @@ def test_the_loss_is_timed_with_the_layer_that_gives_the_logits() -> None:
 def _out_of_memory_from(limit: int):
     original = layer_times._Stand.play
 
-    def play(self, microbatch):
+    def play(self, microbatch, **how):
         if microbatch >= limit:
             raise torch.OutOfMemoryError("full")
-        return original(self, microbatch)
+        return original(self, microbatch, **how)
 
     return play
 

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from ..plan.ir import BUCKET_BYTES
 from ..profile.trace import compute_dtype
 from .agree import usual_s
+from .memory import drop_gradient
+from .passes import ran_once
 
 if TYPE_CHECKING:
     from ..runtime.mesh import World
+    from .passes import HeadStart, Ran
 
 HOST_SIDES = (256, 512, 1024)
 DEVICE_SIDES = (2048, 4096, 8192)
 ENOUGH_S = 0.1
 HOST_PARAMETERS = 2**20
 DEVICE_PARAMETERS = 2**26
+_GRADIENTS = 64
 
 
 def matmul_flops(world: World, precision: str) -> float:
@@ -77,6 +82,48 @@ def gradients_s_per_byte(world: World, precision: str) -> tuple[float, float]:
     taken = world.group is None and came.dtype == sums.dtype
     first_s = 0.0 if taken else usual_s(world, first)
     return first_s / sums.nbytes, usual_s(world, more) / sums.nbytes
+
+
+def gradient_host_s(world: World, precision: str, head: HeadStart) -> float:
+    """Seconds in which a host takes one gradient to the sums of a step, hooks' own aside."""
+    import torch
+
+    from ..runtime.buckets import Buckets, Replicated
+    from ..runtime.timing import Traffic
+
+    def backward_s(*, sums: bool) -> float:
+        masters = [
+            torch.nn.Parameter(torch.zeros(8, device=world.device)) for _ in range(_GRADIENTS)
+        ]
+        dtype = compute_dtype(precision)
+        weights = [
+            each if dtype == each.dtype else torch.nn.Parameter(each.to(dtype)) for each in masters
+        ]
+        members = [
+            Replicated(name=str(n), master=master, working=weight)
+            for n, (master, weight) in enumerate(zip(masters, weights, strict=True))
+        ]
+        buckets = Buckets(
+            members if sums else (),
+            bucket_bytes=BUCKET_BYTES,
+            overlap=False,
+            group=None,
+            traffic=Traffic(),
+        )
+        for weight in weights if not sums else ():
+            hook: Any = drop_gradient
+            weight.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
+
+        def back(outputs: list[torch.Tensor]) -> None:
+            torch.autograd.backward(outputs, outputs)
+            buckets.passed(())
+
+        def play() -> Ran:
+            return ran_once(world, lambda: [each.clone() for each in weights], back)
+
+        return head.host_s(world, play)[1]
+
+    return max(0.0, backward_s(sums=True) - backward_s(sums=False)) / _GRADIENTS
 
 
 def _parameters(world: World) -> int:

@@ -19,6 +19,7 @@ from ..profile.trace import compute_dtype, tensor_dtype
 from ..runtime.compiled import compile_layer, compile_loss, forget_compiled
 from ..sample import TensorSpec
 from .agree import largest
+from .device import gradient_host_s
 from .inputs import lying
 from .memory import PassBytes, drop_gradient, loss_bytes, pass_bytes, with_bytes
 from .passes import REPEAT_S, REPEATS, HeadStart, Passes, Play, Ran, ran_once, timed
@@ -67,6 +68,7 @@ def measure_layers(
         for tp in (degrees if _is_cut(graph, layer) else (1,))
     ]
     head = None if world.accelerator.on_host else HeadStart(world)
+    each_s = 0.0 if head is None else gradient_host_s(world, precision, head)
     times: dict[str, LayerTimes] = {}
     parts: dict[str, dict[int, PassTimes]] = {kind: {} for kind in kinds}
     for index, (kind, layer, tp) in enumerate(todo):
@@ -80,6 +82,7 @@ def measure_layers(
             compiled=compiled,
             strides=saved[kind].strides,
             head=head,
+            gradient_host_s=each_s,
         )
         tried = sizes
         if compiled:
@@ -155,12 +158,14 @@ class _Stand:
         compiled: bool = False,
         strides: Mapping[str, Sequence[int]] | None = None,
         head: HeadStart | None = None,
+        gradient_host_s: float = 0.0,
     ) -> None:
         from ..runtime.stage import Body
 
         self.layer = layer
         self.head = head
         self._strides = strides or {}
+        self.gradient_host_s = gradient_host_s
         self.world = world
         self.tp = tp
         self.compiled = compiled
@@ -194,10 +199,10 @@ class _Stand:
             with self._compiling():
                 forget_compiled()
 
-    def warm(self, microbatch: int) -> Play:
+    def warm(self, microbatch: int, *, recompute: bool = False) -> Play:
         """What `play` gives, after first passes that compile, or have libraries begin."""
         with self._compiling() if self.compiled else nullcontext():
-            play = self.play(microbatch)
+            play = self.play(microbatch, recompute=recompute)
             if self.compiled or not self.world.accelerator.on_host:
                 play()
         return play
@@ -208,7 +213,7 @@ class _Stand:
         yield
         self.compiling_s += time.perf_counter() - start_s
 
-    def play(self, microbatch: int) -> Play:
+    def play(self, microbatch: int, *, recompute: bool = False) -> Play:
         """A function that asks for a forward and a backward pass and gives the timer of each."""
         import torch
 
@@ -234,24 +239,32 @@ class _Stand:
         def play() -> Ran:
             for leaf in leaves:
                 leaf.grad = None
-            return ran_once(self.world, ends, back)
+            self.body.recompute = recompute
+            ran = ran_once(self.world, ends, back)
+            self.body.recompute = False
+            return ran
 
         return play
 
-    def recompute(self, microbatch: int, plain: Passes) -> None:
-        """Note what recomputation adds to such a backward pass, over the forward pass's seconds.
+    def timed(self, microbatch: int) -> Passes | None:
+        """Passes over such a microbatch; of a whole layer on an accelerator, recomputed ones too.
 
         Torch computes again no further than to the last tensor that the backward pass reads, and
         its hooks cost the host time.
         """
-        self.body.recompute = True
-        found = timed(self.world, lambda: self.warm(microbatch), self.head)
-        self.body.recompute = False
-        if found is None or not plain.forward_s:
-            self.shares.append(1.0)
-            return
-        self.shares.append(max(0.0, (found.device_s - plain.device_s) / plain.forward_s))
-        self.again_s.append(max(0.0, found.host_s - plain.host_s))
+        ways = [lambda: self.warm(microbatch)]
+        if self.tp == 1 and self.head is not None:
+            ways.append(lambda: self.warm(microbatch, recompute=True))
+        found = timed(self.world, ways, self.head)
+        if found is None:
+            return None
+        plain, *again = found
+        for each in again:
+            more_s = max(0.0, each.device_s - plain.device_s)
+            self.shares.append(more_s / plain.forward_s if plain.forward_s else 1.0)
+            if each.waited:
+                self.again_s.append(max(0.0, each.host_s - plain.host_s))
+        return plain
 
     def hold(self, microbatch: int) -> None:
         """Have the allocator say what a pass holds, if no process runs out of memory."""
@@ -271,6 +284,22 @@ class _Stand:
         kept, passing, loss = (int(largest(world, value)) for value in (*found, loss))
         self.held.append(PassBytes(microbatch=microbatch, kept=kept, passing=passing))
         self.loss_bytes = -(-loss // microbatch) if self._ends is not None else None
+
+    def usual_host_s(self, passes: Sequence[Passes]) -> HostSeconds:
+        """Of those of several sizes: what the host does is the same at each.
+
+        Where the device waited at none, it waits with more layers no more.
+        """
+        waited = [each for each in passes if each.waited]
+        if not waited:
+            return HostSeconds(forward=0.0, backward=0.0)
+        n_gradients = sum(weight.requires_grad for weight in self.module.parameters())
+        return HostSeconds(
+            forward=statistics.median(each.host_forward_s for each in waited),
+            backward=statistics.median(each.host_backward_s for each in waited)
+            + n_gradients * self.gradient_host_s,
+            recompute=statistics.median(self.again_s) if self.again_s else 0.0,
+        )
 
     def _arguments(self, microbatch: int) -> list[torch.Tensor]:
         return [
@@ -327,13 +356,12 @@ def _measure_kind(
     passes: list[Passes] = []
     spent_s = 0.0
     for size, after in zip(sizes, (*sizes[1:], 2 * sizes[-1]), strict=True):
-        found = timed(world, lambda: stand.warm(size), stand.head)  # noqa: B023
+        found = stand.timed(size)
         if found is None:
             break
         passes.append(found)
         if stand.tp == 1 and stand.head is not None:
             stand.hold(size)
-            stand.recompute(size, found)
         before_s, spent_s = spent_s, time.perf_counter() - start_s - stand.compiling_s
         next_s = after / size * found.device_s
         next_s += min(next_s * REPEATS, REPEAT_S)
@@ -351,16 +379,7 @@ def _measure_kind(
         microbatch=sizes[: len(passes)],
         forward_s=tuple(each.forward_s for each in passes),
         backward_s=tuple(each.backward_s for each in passes),
-        host_s=_usual_host_s(passes, stand.again_s) if stand.head is not None else None,
-    )
-
-
-def _usual_host_s(passes: Sequence[Passes], again_s: Sequence[float]) -> HostSeconds:
-    """Of passes at several sizes; what the host does is the same at each."""
-    return HostSeconds(
-        forward=statistics.median(each.host_forward_s for each in passes),
-        backward=statistics.median(each.host_backward_s for each in passes),
-        recompute=statistics.median(again_s) if again_s else 0.0,
+        host_s=stand.usual_host_s(passes) if stand.head is not None else None,
     )
 
 

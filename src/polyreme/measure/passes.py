@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from ..cluster.accelerator import Timer
@@ -19,13 +19,15 @@ REPEATS = 5
 REPEAT_S = 0.15  # long passes are repeated less often, but at least once
 _FEW = 10  # passes by themselves, of which the first ones do not count
 _UNCOUNTED = 3
+_FREE = 40  # passes of which a device waits for each: the second half counts
 # Long passes follow one another without a pause, as in training: a device that has rested runs
 # faster than its power allows in the long run. The second half of so many seconds counts.
 _LASTING_S = 0.3
 _LONG_S = 1e-3  # shorter ones are no measure of that, nor those that wait for the host
 _BEHIND = 1.2  # a device that takes so many times as long as its host does not wait for it
 _MOST = 400
-_HEAD_NUMBERS = 2**24
+_HEAD_NUMBERS = 2**26
+_HOST_HEAD_NUMBERS = 2**20
 
 
 class Ran(NamedTuple):
@@ -46,12 +48,16 @@ Play = Callable[[], Ran]
 
 
 class Passes(NamedTuple):
-    """Seconds of a device's passes, and those that its host takes to ask for them."""
+    """Seconds of a device's passes, and those that its host takes to ask for them.
+
+    `waited` says that the device waited for its host: then they are those of many in a row.
+    """
 
     forward_s: float
     backward_s: float
     host_forward_s: float = 0.0
     host_backward_s: float = 0.0
+    waited: bool = False
 
     @property
     def device_s(self) -> float:
@@ -73,37 +79,42 @@ class HeadStart:
     def __init__(self, world: World) -> None:
         import torch
 
-        self._from = torch.zeros(_HEAD_NUMBERS, device=world.device)
+        numbers = _HOST_HEAD_NUMBERS if world.device.type == "cpu" else _HEAD_NUMBERS
+        self._from = torch.zeros(numbers, device=world.device)
         self._to = torch.empty_like(self._from)
         self._each_s = max(1e-5, usual_s(world, self._copy))
-        self.asking = self._asking(world)
+        leaf = torch.zeros(1, device=world.device, requires_grad=True)
+        direction = torch.ones_like(leaf)
+
+        def back(out: torch.Tensor) -> None:
+            torch.autograd.backward([out], [direction])
+            leaf.grad = None
+
+        # Of next to nothing: what timers take, and autograd's beginning.
+        self._nothing_s = _in_a_row(world, lambda: ran_once(world, leaf.clone, back))
 
     def __call__(self, seconds: float) -> None:
         """Keep the device busy for so long at least."""
         for _ in range(min(_MOST, math.ceil(seconds / self._each_s))):
             self._copy()
 
+    def host_s(self, world: World, play: Play) -> tuple[float, float]:
+        """What the host takes to ask for a forward and a backward pass, one after another."""
+        found = _in_a_row(world, play)
+        forward_s, backward_s = (
+            max(0.0, each - nothing) for each, nothing in zip(found, self._nothing_s, strict=True)
+        )
+        return forward_s, backward_s
+
     def _copy(self) -> None:
         self._to.copy_(self._from)
 
-    @staticmethod
-    def _asking(world: World) -> tuple[float, float]:
-        """What the host takes for passes of next to nothing: timers, and autograd's beginning."""
-        import torch
 
-        leaf = torch.zeros(1, device=world.device, requires_grad=True)
-        direction = torch.ones_like(leaf)
-        found = []
-        for _ in range(2 * _FEW):
-            leaf.grad = None
-            ran = ran_once(
-                world, leaf.clone, lambda out: torch.autograd.backward([out], [direction])
-            )
-            found.append(ran.settled()[2:])
-        forward_s, backward_s = mean(
-            world, [usual(world, column) for column in zip(*found[_FEW:], strict=True)]
-        )
-        return forward_s, backward_s
+def _in_a_row(world: World, play: Play) -> tuple[float, ...]:
+    world.barrier()
+    asked = [play() for _ in range(_FREE)]
+    columns = zip(*(ran.settled()[2:] for ran in asked[_FREE // 2 :]), strict=True)
+    return mean(world, [usual(world, column) for column in columns])
 
 
 def ran_once(world: World, forward: Callable[[], T], backward: Callable[[T], object]) -> Ran:
@@ -117,25 +128,35 @@ def ran_once(world: World, forward: Callable[[], T], backward: Callable[[T], obj
     return Ran(there, back, turned_s - begun_s, time.perf_counter() - turned_s)
 
 
-def timed(world: World, warm: Callable[[], Play], head: HeadStart | None) -> Passes | None:
-    """Usual seconds, mean over processes; None if memory ran out on one.
+def timed(
+    world: World, ways: Sequence[Callable[[], Play]], head: HeadStart | None
+) -> list[Passes] | None:
+    """Usual seconds of each way, mean over processes; None if memory ran out on one.
 
-    `warm` gives what is played; without `head` the host is the device.
+    A way gives what is played, warm. Without `head` the host is the device.
     """
     import torch
 
-    play: Play | None = None
-    first: tuple[float, ...] = ()
+    plays: list[Play] = []
+    first: list[tuple[float, ...]] = []
     try:
-        play = warm()
-        first = play().settled()
+        for way in ways:
+            plays.append(way())
+            first.append(plays[-1]().settled())
     except torch.OutOfMemoryError:
-        play = None
-    if largest(world, float(play is None)) or play is None:
+        plays.clear()
+    if largest(world, float(not plays)) or not plays:
         return None
     if head is None:
-        return _on_host(world, play, largest(world, sum(first[:2])))
-    return _on_device(world, play, largest(world, sum(first[2:])), head)
+        warm_s = [largest(world, sum(each[:2])) for each in first]
+        return [_on_host(world, play, each_s) for play, each_s in zip(plays, warm_s, strict=True)]
+    asking_s = [largest(world, sum(each[2:])) for each in first]
+    found = [
+        _on_device(world, play, each_s, head) for play, each_s in zip(plays, asking_s, strict=True)
+    ]
+    if any(each.waited or each.device_s < _LONG_S for each in found):
+        return found
+    return _lasting(world, plays, found)
 
 
 def _on_host(world: World, play: Play, warm_s: float) -> Passes:
@@ -145,27 +166,35 @@ def _on_host(world: World, play: Play, warm_s: float) -> Passes:
     asked = [play() for _ in range(repeats)]
     columns = zip(*(ran.settled()[:2] for ran in asked), strict=True)
     turns = max(1.0, world.n_local / world.accelerator.count())
-    return Passes(*mean(world, [usual(world, column) * turns for column in columns]))
+    forward_s, backward_s = mean(world, [usual(world, column) * turns for column in columns])
+    return Passes(forward_s, backward_s)
 
 
 def _on_device(world: World, play: Play, asking_s: float, head: HeadStart) -> Passes:
+    """Passes of which each finds all asked for when it begins."""
     world.barrier()
-    found = []
+    ran = []
     for _ in range(_FEW):
         head(2 * asking_s)
-        found.append(play().settled())
-    columns = zip(*found[_UNCOUNTED:], strict=True)
-    passes = Passes(*mean(world, [usual(world, column) for column in columns]))
-    forward_s, backward_s = head.asking
-    passes = passes._replace(
-        host_forward_s=max(0.0, passes.host_forward_s - forward_s),
-        host_backward_s=max(0.0, passes.host_backward_s - backward_s),
-    )
-    if passes.device_s < max(_LONG_S, _BEHIND * passes.host_s):
-        return passes
+        ran.append(play().settled())
+    columns = zip(*ran[_UNCOUNTED:], strict=True)
+    there_s, back_s, asked_s, again_s = mean(world, [usual(world, each) for each in columns])
+    found = Passes(there_s, back_s, asked_s, again_s)
+    if found.device_s > _BEHIND * found.host_s:
+        return found
+    forward_s, backward_s = head.host_s(world, play)
+    return found._replace(host_forward_s=forward_s, host_backward_s=backward_s, waited=True)
+
+
+def _lasting(world: World, plays: Sequence[Play], found: Sequence[Passes]) -> list[Passes]:
+    """All ways in turn, so that the device is as warm for each."""
+    repeats = min(_MOST, max(1, int(_LASTING_S / min(each.device_s for each in found))))
     world.barrier()
-    asked = [play() for _ in range(min(_MOST, max(1, int(_LASTING_S / passes.device_s))))]
-    lasting = [ran.settled()[:2] for ran in asked][len(asked) // 2 :]
-    columns = zip(*lasting, strict=True)
-    forward_s, backward_s = mean(world, [usual(world, column) for column in columns])
-    return passes._replace(forward_s=forward_s, backward_s=backward_s)
+    asked = [[play() for play in plays] for _ in range(repeats)]
+    lasting = []
+    for own, passes in zip(zip(*asked, strict=True), found, strict=True):
+        settled = [ran.settled()[:2] for ran in own][repeats // 2 :]
+        columns = zip(*settled, strict=True)
+        forward_s, backward_s = mean(world, [usual(world, column) for column in columns])
+        lasting.append(passes._replace(forward_s=forward_s, backward_s=backward_s))
+    return lasting
