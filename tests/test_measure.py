@@ -15,7 +15,7 @@ from polyreme.cluster.detect import detect
 from polyreme.errors import RunError
 from polyreme.graph.layer import Layer, LayerGraph
 from polyreme.measure import layers as layer_times
-from polyreme.measure import links
+from polyreme.measure import links, stand
 from polyreme.measure.agree import largest, mean
 from polyreme.measure.links import measure_links, measure_overlap
 from polyreme.measure.measure import measure
@@ -72,7 +72,7 @@ def test_one_process_measures_every_kind(precision, tmp_path) -> None:
 
 
 def test_layers_compute_in_the_precision_asked_for() -> None:
-    stand = layer_times._Stand(
+    stand = layer_times.Stand(
         tiny_graph("linear", "linear"), tiny_graph("linear").layers[0], "bf16", lone()
     )
     assert {weight.dtype for weight in stand.module.parameters()} == {torch.bfloat16}
@@ -159,34 +159,34 @@ def test_tokens_masks_and_several_outputs_are_played(precision) -> None:
 def test_the_loss_is_timed_with_the_layer_that_gives_the_logits() -> None:
     graph = sequence_graph()
     calls = []
-    original = layer_times.cross_entropy
+    original = stand.cross_entropy
 
     def counted(logits, labels):
         calls.append(logits.shape)
         return original(logits, labels)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(layer_times, "cross_entropy", counted)
-        layer_times._Stand(graph, graph.layers[1], "fp32", lone()).play(3)()
+        patch.setattr(stand, "cross_entropy", counted)
+        layer_times.Stand(graph, graph.layers[1], "fp32", lone()).play(3)()
         assert set(calls) == {(3, 5, 11)}
         calls.clear()
-        layer_times._Stand(graph, graph.layers[0], "fp32", lone()).play(3)()
+        layer_times.Stand(graph, graph.layers[0], "fp32", lone()).play(3)()
         assert not calls
 
 
 def _out_of_memory_from(limit: int):
-    original = layer_times._Stand.play
+    original = layer_times.Stand.play
 
-    def play(self, microbatch, **how):
+    def play(self, microbatch, *more, **how):
         if microbatch >= limit:
             raise torch.OutOfMemoryError("full")
-        return original(self, microbatch, **how)
+        return original(self, microbatch, *more, **how)
 
     return play
 
 
 def test_memory_that_runs_out_ends_the_ladder(monkeypatch) -> None:
-    monkeypatch.setattr(layer_times._Stand, "play", _out_of_memory_from(4))
+    monkeypatch.setattr(layer_times.Stand, "play", _out_of_memory_from(4))
     profile = measure(
         tiny_graph("linear"), detect(HostAccelerator(), 1), "fp32", lone(), 64, budget_s=5.0
     )
@@ -194,7 +194,7 @@ def test_memory_that_runs_out_ends_the_ladder(monkeypatch) -> None:
 
 
 def test_a_layer_that_does_not_fit_is_named(monkeypatch) -> None:
-    monkeypatch.setattr(layer_times._Stand, "play", _out_of_memory_from(1))
+    monkeypatch.setattr(layer_times.Stand, "play", _out_of_memory_from(1))
     with pytest.raises(RunError, match=r'"layer\.0"'):
         measure(tiny_graph("linear"), detect(HostAccelerator(), 1), "fp32", lone(), 64)
 
@@ -240,7 +240,7 @@ def test_all_processes_return_the_same_profile(pool) -> None:
 
 def _uneven(world):
     if world.rank == 1:
-        layer_times._Stand.play = _out_of_memory_from(2)
+        layer_times.Stand.play = _out_of_memory_from(2)
     try:
         return layer_times.measure_layers(
             tiny_graph("linear"),
@@ -252,10 +252,10 @@ def _uneven(world):
         )
     finally:
         if world.rank == 1:
-            layer_times._Stand.play = _ORIGINAL_PLAY
+            layer_times.Stand.play = _ORIGINAL_PLAY
 
 
-_ORIGINAL_PLAY = layer_times._Stand.play
+_ORIGINAL_PLAY = layer_times.Stand.play
 
 
 def test_memory_that_runs_out_on_one_process_ends_it_on_all(pool) -> None:

@@ -115,7 +115,7 @@ def test_a_first_pass_in_which_libraries_begin_leaves_others_their_seconds() -> 
     graph = tiny_graph("linear")
     world = dataclasses.replace(lone(), accelerator=entry)
     head = HeadStart(lone())
-    stand = layer_times._Stand(graph, graph.layers[0], "fp32", world, head=head)
+    stand = layer_times.Stand(graph, graph.layers[0], "fp32", world, head=head)
     found = timed(world, [lambda: stand.warm(2)], head)
     assert found is not None
     assert found[0][:2] == pytest.approx([1e-3, 1e-3])
@@ -142,15 +142,15 @@ def test_recomputation_is_priced_as_a_whole_forward_pass(monkeypatch) -> None:
     bodies: list[Any] = []
     object.__setattr__(entry, "ran", [])
     object.__setattr__(entry, "bodies", bodies)
-    original = layer_times._Stand.__init__
+    original = layer_times.Stand.__init__
 
     def made(self, *args, **how):
         original(self, *args, **how)
         bodies.append(self.body)
         entry.ran.clear()
 
-    monkeypatch.setattr(layer_times._Stand, "__init__", made)
-    monkeypatch.setattr(layer_times._Stand, "hold", lambda *_: None)
+    monkeypatch.setattr(layer_times.Stand, "__init__", made)
+    monkeypatch.setattr(layer_times.Stand, "hold", lambda *_: None)
     world = dataclasses.replace(lone(), accelerator=entry)
     graph = tiny_graph("linear")
     saved = saved_bytes(graph, "fp32")

@@ -6,7 +6,7 @@ from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from ..algo.effects import Record, Seen
-from ..runtime.driver import Said
+from ..runtime.agreed import Said
 from ..runtime.timing import StepTimes
 from ..runtime.workers import Team, TeamState
 from ..sim.driver import Simulation

@@ -2,31 +2,22 @@
 
 from __future__ import annotations
 
-import statistics
 import time
-from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from ..errors import RunError
-from ..graph.loss import cross_entropy
-from ..profile.record import HostSeconds, LayerTimes, PassTimes
-from ..profile.saved import SavedBytes, tensor_specs
-from ..profile.trace import compute_dtype, tensor_dtype
-from ..runtime.compiled import compile_layer, compile_loss, forget_compiled
-from ..sample import TensorSpec
+from ..profile.record import LayerTimes, PassTimes
+from ..profile.saved import SavedBytes
 from .agree import largest
 from .device import gradient_host_s
-from .inputs import lying
-from .memory import PassBytes, drop_gradient, loss_bytes, pass_bytes, with_bytes
-from .passes import REPEAT_S, REPEATS, HeadStart, Passes, Play, Ran, ran_once, timed
+from .memory import with_bytes
+from .passes import REPEAT_S, REPEATS, HeadStart, Passes
+from .stand import Stand
 
 if TYPE_CHECKING:
-    import torch
-
     from ..graph.layer import Layer, LayerGraph
     from ..runtime.mesh import World
 
@@ -73,7 +64,7 @@ def measure_layers(
     parts: dict[str, dict[int, PassTimes]] = {kind: {} for kind in kinds}
     for index, (kind, layer, tp) in enumerate(todo):
         start_s = time.perf_counter()
-        stand = _Stand(
+        stand = Stand(
             graph,
             layer,
             precision,
@@ -140,215 +131,8 @@ def _with_bytes(times: PassTimes, saved: SavedBytes) -> LayerTimes:
     )
 
 
-class _Stand:
-    """A layer, or its first of `tp` parts, on this device, with all that a pass takes.
-
-    `compiling_s` adds up what it took to compile it, its first passes included; `held` is what
-    its passes held on an accelerator, `loss_bytes` what the loss after them held of a sample.
-    """
-
-    def __init__(
-        self,
-        graph: LayerGraph,
-        layer: Layer,
-        precision: str,
-        world: World,
-        tp: int = 1,
-        *,
-        compiled: bool = False,
-        strides: Mapping[str, Sequence[int]] | None = None,
-        head: HeadStart | None = None,
-        gradient_host_s: float = 0.0,
-    ) -> None:
-        from ..runtime.stage import Body
-
-        self.layer = layer
-        self.head = head
-        self._strides = strides or {}
-        self.gradient_host_s = gradient_host_s
-        self.world = world
-        self.tp = tp
-        self.compiled = compiled
-        self.compiling_s = 0.0
-        self.held: list[PassBytes] = []
-        self.loss_bytes: int | None = None
-        self.module = _filled(graph, layer, precision, world, tp)
-        self.body = Body(self.module, recompute=False)
-        self.shares: list[float] = []
-        self.again_s: list[float] = []
-        if compiled:
-            with self._compiling():
-                compile_layer(self.module)
-        for weight in self.module.parameters():
-            if weight.requires_grad:
-                hook: Any = drop_gradient
-                weight.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
-        specs = tensor_specs(graph, tp)
-        self._inputs = [(name, specs[name]) for name in layer.inputs]
-        self._precision = precision
-        last, _, output = graph.output.rpartition(".")
-        alone = Counter(other.kind for other in graph.layers)[layer.kind] == 1
-        ends_here = alone and last == layer.name
-        self._ends = specs[graph.output] if ends_here else None
-        self._logits = list(layer.outputs).index(output) if ends_here else None
-        self._score = compile_loss(cross_entropy) if compiled else cross_entropy
-
-    def close(self) -> None:
-        """Forget what was compiled: kinds and sizes of one class would add up."""
-        if self.compiled:
-            with self._compiling():
-                forget_compiled()
-
-    def warm(self, microbatch: int, *, recompute: bool = False) -> Play:
-        """What `play` gives, after first passes that compile, or have libraries begin."""
-        with self._compiling() if self.compiled else nullcontext():
-            play = self.play(microbatch, recompute=recompute)
-            if self.compiled or not self.world.accelerator.on_host:
-                play()
-        return play
-
-    @contextmanager
-    def _compiling(self) -> Iterator[None]:
-        start_s = time.perf_counter()
-        yield
-        self.compiling_s += time.perf_counter() - start_s
-
-    def play(self, microbatch: int, *, recompute: bool = False) -> Play:
-        """A function that asks for a forward and a backward pass and gives the timer of each."""
-        import torch
-
-        arguments = self._arguments(microbatch)
-        weights = [weight for weight in self.module.parameters() if weight.requires_grad]
-        leaves = [*weights, *(argument for argument in arguments if argument.requires_grad)]
-
-        def ends() -> list[torch.Tensor]:
-            out = self.body(*arguments)
-            outputs = list(out) if isinstance(out, tuple) else [out]
-            if self._logits is not None:
-                logits = outputs[self._logits]
-                labels = torch.zeros(logits.shape[:-1], dtype=torch.int64, device=logits.device)
-                outputs[self._logits] = self._score(logits, labels)[0]
-            return [output for output in outputs if output.requires_grad]
-
-        directions = [torch.ones_like(end) for end in ends()]
-
-        def back(outputs: list[torch.Tensor]) -> None:
-            if outputs:
-                torch.autograd.backward(outputs, directions)
-
-        def play() -> Ran:
-            for leaf in leaves:
-                leaf.grad = None
-            self.body.recompute = recompute
-            ran = ran_once(self.world, ends, back)
-            self.body.recompute = False
-            return ran
-
-        return play
-
-    def timed(self, microbatch: int) -> Passes | None:
-        """Passes over such a microbatch; of a whole layer on an accelerator, recomputed ones too.
-
-        Torch computes again no further than to the last tensor that the backward pass reads, and
-        its hooks cost the host time.
-        """
-        ways = [lambda: self.warm(microbatch)]
-        if self.tp == 1 and self.head is not None:
-            ways.append(lambda: self.warm(microbatch, recompute=True))
-        found = timed(self.world, ways, self.head)
-        if found is None:
-            return None
-        plain, *again = found
-        for each in again:
-            more_s = max(0.0, each.device_s - plain.device_s)
-            self.shares.append(more_s / plain.forward_s if plain.forward_s else 1.0)
-            if each.waited:
-                self.again_s.append(max(0.0, each.host_s - plain.host_s))
-        return plain
-
-    def hold(self, microbatch: int) -> None:
-        """Have the allocator say what a pass holds, if no process runs out of memory."""
-        import torch
-
-        world, found, loss, ran_out = self.world, (0, 0), 0, False
-        self.module.zero_grad(set_to_none=True)
-        try:
-            found = pass_bytes(self.module, self._arguments(microbatch), world.accelerator)
-            if self._ends is not None:
-                logits = self._random("", self._ends, microbatch)
-                loss = loss_bytes(logits, world.accelerator, self._score)
-        except torch.OutOfMemoryError:
-            ran_out = True
-        if largest(world, float(ran_out)):
-            return
-        kept, passing, loss = (int(largest(world, value)) for value in (*found, loss))
-        self.held.append(PassBytes(microbatch=microbatch, kept=kept, passing=passing))
-        self.loss_bytes = -(-loss // microbatch) if self._ends is not None else None
-
-    def usual_host_s(self, passes: Sequence[Passes]) -> HostSeconds:
-        """Of those of several sizes: what the host does is the same at each.
-
-        Where the device waited at none, it waits with more layers no more.
-        """
-        waited = [each for each in passes if each.waited]
-        if not waited:
-            return HostSeconds(forward=0.0, backward=0.0)
-        n_gradients = sum(weight.requires_grad for weight in self.module.parameters())
-        return HostSeconds(
-            forward=statistics.median(each.host_forward_s for each in waited),
-            backward=statistics.median(each.host_backward_s for each in waited)
-            + n_gradients * self.gradient_host_s,
-            recompute=statistics.median(self.again_s) if self.again_s else 0.0,
-        )
-
-    def _arguments(self, microbatch: int) -> list[torch.Tensor]:
-        return [
-            self._random(name, spec, microbatch).requires_grad_(
-                not name.startswith("batch:") and "int" not in spec.dtype and spec.dtype != "bool"
-            )
-            for name, spec in self._inputs
-        ]
-
-    def _random(self, name: str, spec: TensorSpec, microbatch: int) -> torch.Tensor:
-        """Values such as the layer may get: numbers near 0, or indices that are legal anywhere."""
-        import torch
-
-        shape = (microbatch, *spec.shape)
-        dtype = tensor_dtype(spec, self._precision)
-        device = self.world.device
-        if dtype.is_floating_point:
-            return lying(shape, self._strides.get(name), dtype=dtype, device=device)
-        if dtype == torch.bool:
-            return torch.ones(shape, dtype=dtype, device=device)
-        rows = [
-            module.num_embeddings
-            for module in self.module.modules()
-            if isinstance(module, torch.nn.Embedding)
-        ]
-        return torch.randint(0, min(rows, default=2), shape, device=device).to(dtype)
-
-
-def _filled(
-    graph: LayerGraph, layer: Layer, precision: str, world: World, tp: int
-) -> torch.nn.Module:
-    """The layer on this device with weights, floating ones in the dtype that layers compute in."""
-    from ..runtime.apply.tensor import Tp, split
-    from .silent import Silent
-
-    module = graph.build(layer.name).to_empty(device=world.device)
-    graph.initialise(layer.name, module, seed=0)
-    for weight in module.parameters():
-        if weight.is_floating_point():
-            weight.data = weight.data.to(compute_dtype(precision))
-    if tp > 1:
-        plan = graph.tensor_plan(layer.name)
-        assert plan is not None, "only layers that can be cut are measured in parts"
-        split(module, plan, Tp(rank=0, degree=tp, group=None, traffic=Silent()))
-    return module
-
-
 def _measure_kind(
-    stand: _Stand, saved: SavedBytes, sizes: tuple[int, ...], budget_s: float
+    stand: Stand, saved: SavedBytes, sizes: tuple[int, ...], budget_s: float
 ) -> PassTimes:
     """One microbatch after another until a pass is long enough, or seconds or memory run out."""
     world = stand.world
@@ -379,7 +163,7 @@ def _measure_kind(
         microbatch=sizes[: len(passes)],
         forward_s=tuple(each.forward_s for each in passes),
         backward_s=tuple(each.backward_s for each in passes),
-        host_s=stand.usual_host_s(passes) if stand.head is not None else None,
+        host_s=stand.host_s if stand.head is not None else None,
     )
 
 

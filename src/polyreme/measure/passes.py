@@ -17,9 +17,9 @@ T = TypeVar("T")
 
 REPEATS = 5
 REPEAT_S = 0.15  # long passes are repeated less often, but at least once
-_FEW = 10  # passes by themselves, of which the first ones do not count
-_UNCOUNTED = 3
-_FREE = 40  # passes of which a device waits for each: the second half counts
+_FEW = 7  # passes by themselves, of which the first ones do not count
+_UNCOUNTED = 2
+_IN_A_ROW = 20  # passes for each of which the device waits: the second half counts
 # Long passes follow one another without a pause, as in training: a device that has rested runs
 # faster than its power allows in the long run. The second half of so many seconds counts.
 _LASTING_S = 0.3
@@ -48,26 +48,16 @@ Play = Callable[[], Ran]
 
 
 class Passes(NamedTuple):
-    """Seconds of a device's passes, and those that its host takes to ask for them.
-
-    `waited` says that the device waited for its host: then they are those of many in a row.
-    """
+    """Seconds of a device's passes; `waits` says that it will wait for its host to ask for them."""
 
     forward_s: float
     backward_s: float
-    host_forward_s: float = 0.0
-    host_backward_s: float = 0.0
-    waited: bool = False
+    waits: bool = False
 
     @property
     def device_s(self) -> float:
         """Of both."""
         return self.forward_s + self.backward_s
-
-    @property
-    def host_s(self) -> float:
-        """Of both."""
-        return self.host_forward_s + self.host_backward_s
 
 
 class HeadStart:
@@ -112,8 +102,8 @@ class HeadStart:
 
 def _in_a_row(world: World, play: Play) -> tuple[float, ...]:
     world.barrier()
-    asked = [play() for _ in range(_FREE)]
-    columns = zip(*(ran.settled()[2:] for ran in asked[_FREE // 2 :]), strict=True)
+    asked = [play() for _ in range(_IN_A_ROW)]
+    columns = zip(*(ran.settled()[2:] for ran in asked[_IN_A_ROW // 2 :]), strict=True)
     return mean(world, [usual(world, column) for column in columns])
 
 
@@ -154,7 +144,7 @@ def timed(
     found = [
         _on_device(world, play, each_s, head) for play, each_s in zip(plays, asking_s, strict=True)
     ]
-    if any(each.waited or each.device_s < _LONG_S for each in found):
+    if any(each.waits or each.device_s < _LONG_S for each in found):
         return found
     return _lasting(world, plays, found)
 
@@ -175,15 +165,11 @@ def _on_device(world: World, play: Play, asking_s: float, head: HeadStart) -> Pa
     world.barrier()
     ran = []
     for _ in range(_FEW):
-        head(2 * asking_s)
+        head(1.5 * asking_s)
         ran.append(play().settled())
     columns = zip(*ran[_UNCOUNTED:], strict=True)
-    there_s, back_s, asked_s, again_s = mean(world, [usual(world, each) for each in columns])
-    found = Passes(there_s, back_s, asked_s, again_s)
-    if found.device_s > _BEHIND * found.host_s:
-        return found
-    forward_s, backward_s = head.host_s(world, play)
-    return found._replace(host_forward_s=forward_s, host_backward_s=backward_s, waited=True)
+    there_s, back_s, *host_s = mean(world, [usual(world, each) for each in columns])
+    return Passes(there_s, back_s, there_s + back_s < _BEHIND * sum(host_s))
 
 
 def _lasting(world: World, plays: Sequence[Play], found: Sequence[Passes]) -> list[Passes]:

@@ -9,36 +9,26 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Container, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass
 from functools import partial
-from itertools import islice
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 import torch
 from torch.distributed.tensor import DTensor
 
 from ..algo.rule import Rule
+from .agreed import Agreed, Own, Said
 from .applied import Applied, Sharded
 from .buckets import Scattered
 from .device_time import DeviceTimes
 from .executor import Executor
+from .foreseen import Foreseen, can_be, foreseen
 from .mesh import World
 from .passes import Microbatch, buffers_kept
 from .rules import optimizers
 from .state import materialise
 from .timing import StepTimes, step_times
-
-
-@dataclass(frozen=True, kw_only=True)
-class Said:
-    """What a rank tells all others at the end of a step, in numbers that float64 holds exactly.
-
-    `stop` is its wish to end the run, `save` the state of its part of a checkpoint under way.
-    """
-
-    stop: bool = False
-    save: int = 0
 
 
 class OnGradients(Protocol):
@@ -119,6 +109,13 @@ class Driver:
         # Whoever looks at gradients wants them whole.
         applied.buckets.later = bool(made.by_bucket) and on_gradients is None
         self._by_bucket = made.by_bucket if applied.buckets.later else ()
+        self._foresees = (
+            not world.accelerator.on_host
+            and on_gradients is None
+            and self.executor.stash is None
+            and not (self._by_bucket or applied.units)
+            and can_be(self.optimizers)
+        )
         self._rate_factor = 1.0
         self._counted = [p for p in self._trainable if applied.counts(p)]
         self._device_times = None if world.accelerator.on_host else DeviceTimes(world.accelerator)
@@ -148,13 +145,14 @@ class Driver:
         profiled = nullcontext() if self._device_times is None else self._device_times.step()
         with profiled, buffers_kept(self.applied) as restore:
             loss_sum, weight = self.executor(microbatches, nominal_weight)
-            agreed = self._agree(loss_sum, weight, say())
+            updates = self._foresees and all(p.used for p in self._trainable)
+            ahead = partial(self._update_ahead, nominal_weight) if updates else None
+            agreed = self._agree(loss_sum, weight, say(), ahead)
             reason, bad_ranks, norm = self._judge(agreed, nominal_weight)
-            if self.executor.stash is None:
-                if reason is None:
-                    self._update(agreed, norm, nominal_weight, rate_factor)
-                else:
-                    restore()
+            if reason is not None and self.executor.stash is None:
+                restore()
+            elif self.executor.stash is None and ahead is None:
+                self._update(agreed, norm, nominal_weight)
         self._forget()
         step_s = time.perf_counter() - self._mark_s
         blocked_s = self.applied.traffic.blocked_s - self._mark_blocked_s
@@ -179,13 +177,22 @@ class Driver:
             else self._device_times.split(step_s),
         )
 
-    def _agree(self, loss_sum: torch.Tensor, weight: torch.Tensor, say: Said) -> _Agreed:
-        """The end-of-step all-reduce: everything that all ranks must know, in one vector."""
+    def _agree(
+        self,
+        loss_sum: torch.Tensor,
+        weight: torch.Tensor,
+        say: Said,
+        ahead: Callable[[torch.Tensor], None] | None,
+    ) -> Agreed:
+        """The end-of-step all-reduce: everything that all ranks must know, in one vector.
+
+        `ahead` is given it before it is read.
+        """
         world, trainable = self._world, self._trainable
         counted = [] if self.executor.stash is not None else self._counted_grads()
         squares = _square_sum(counted, world.device)
         blocked_s = self.applied.traffic.blocked_s - self._mark_blocked_s
-        own = _Own(
+        own = Own(
             stop=say.stop,
             save=say.save,
             trail=world.record.trail,
@@ -206,14 +213,18 @@ class Driver:
             bad[world.rank, 1] = ~torch.isfinite(squares)
         shares = float(self.applied.places.cell.tp == 0)  # tensor parts come to the same loss
         sums = torch.stack([loss_sum * shares, weight * shares, squares])
-        host = torch.cat([rows.flatten(), used]).to(world.device)
+        # Without waiting: the device is still at its backward pass.
+        host = torch.cat([rows.flatten(), used]).to(world.device, non_blocking=True)
         vector = torch.cat([sums, bad.flatten(), host])
-        if world.group is None:
-            return _Agreed.read(vector.tolist(), world.n_ranks)
-        return _Agreed.read(self.applied.traffic.sums(vector, world.group), world.n_ranks)
+        if world.group is not None:
+            values = self.applied.traffic.sums(vector, world.group, ahead)
+            return Agreed.read(values, world.n_ranks)
+        if ahead is not None:
+            ahead(vector)
+        return Agreed.read(vector.tolist(), world.n_ranks)
 
     def _judge(
-        self, agreed: _Agreed, nominal_weight: float
+        self, agreed: Agreed, nominal_weight: float
     ) -> tuple[str | None, tuple[int, ...], float]:
         """Why the step is skipped (None: it is not), the ranks to blame, the gradient's norm."""
         factor = nominal_weight / agreed.weight if agreed.weight else 0.0
@@ -228,9 +239,21 @@ class Driver:
             return "gradient norm is not finite", ranks, norm
         return None, (), norm
 
-    def _update(
-        self, agreed: _Agreed, norm: float, nominal_weight: float, rate_factor: float
-    ) -> None:
+    def _update_ahead(self, nominal_weight: float, vector: torch.Tensor) -> None:
+        """The update of all parameters by numbers that only the device knows yet."""
+        for whole in self.applied.buckets.parameters:
+            whole.master.grad = whole.grad
+        known = foreseen(vector, self._world.n_ranks, nominal_weight, self._clip_norm)
+        self._step_by(known)
+
+    def _step_by(self, known: Foreseen) -> None:
+        with ExitStack() as given:
+            for optimizer in self.optimizers:
+                given.enter_context(known.given_to(optimizer))
+            self._step(self._rate_factor)
+        self.applied.copy_masters(self.applied.buckets.unparted)
+
+    def _update(self, agreed: Agreed, norm: float, nominal_weight: float) -> None:
         coefficient = nominal_weight / agreed.weight
         clip = 1.0
         if self._clip_norm is not None:
@@ -241,6 +264,10 @@ class Driver:
         for parameter in self._trainable:
             if parameter.name not in used:
                 parameter.master.grad = None
+        if self._foresees:  # as others do, who have gradients of all parameters
+            divisor = torch.tensor(1 / (coefficient * clip), device=self._world.device)
+            self._step_by(Foreseen(divisor=divisor, skips=torch.zeros_like(divisor)))
+            return
         if self._on_gradients is not None:
             self._scale(coefficient)
             self._on_gradients(
@@ -252,8 +279,8 @@ class Driver:
         else:
             self._scale(coefficient * clip)
         if self._by_bucket:
-            self._gather_later(used, rate_factor)
-        self._step(rate_factor)
+            self._gather_later(used, self._rate_factor)
+        self._step(self._rate_factor)
         self.applied.copy_masters(self.applied.buckets.unparted)
 
     def _gather_later(self, used: Container[str], rate_factor: float) -> None:
@@ -326,50 +353,6 @@ class Driver:
         for parameter in self._trainable:
             parameter.used = False
             parameter.master.grad = None
-
-
-class _Own(NamedTuple):
-    """One rank's row of the end-of-step vector, known to its host."""
-
-    stop: float
-    save: float
-    trail: float
-    compute_s: float
-    hidden_s: float
-    peak_bytes: float
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Agreed:
-    """The end-of-step vector after its all-reduce."""
-
-    loss_sum: float
-    weight: float
-    square_sum: float
-    bad_loss: tuple[bool, ...]
-    bad_gradient: tuple[bool, ...]
-    own: tuple[_Own, ...]
-    used: tuple[bool, ...]
-
-    @property
-    def said(self) -> tuple[Said, ...]:
-        """What each rank told."""
-        return tuple(Said(stop=own.stop > 0, save=int(own.save)) for own in self.own)
-
-    @staticmethod
-    def read(values: list[float], n_ranks: int) -> _Agreed:
-        rest = iter(values)
-        loss_sum, weight, square_sum = islice(rest, 3)
-        bad = [flag > 0 for flag in islice(rest, 2 * n_ranks)]
-        return _Agreed(
-            loss_sum=loss_sum,
-            weight=weight,
-            square_sum=square_sum,
-            bad_loss=tuple(bad[::2]),
-            bad_gradient=tuple(bad[1::2]),
-            own=tuple(_Own(*islice(rest, len(_Own._fields))) for _ in range(n_ranks)),
-            used=tuple(flag > 0 for flag in rest),
-        )
 
 
 def _where(flags: Sequence[bool]) -> tuple[int, ...]:

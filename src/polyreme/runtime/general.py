@@ -11,8 +11,8 @@ import torch.distributed as dist
 
 from ..algo.effects import Record
 from ..algo.sync.kind import State as WorkerState
+from .agreed import Said
 from .applied import Applied
-from .driver import Said
 from .mesh import World
 from .player import Player
 from .route import Came

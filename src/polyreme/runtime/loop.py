@@ -11,7 +11,8 @@ from pathlib import Path
 from .. import runlog
 from ..data.order import arrange
 from ..errors import RunError
-from .driver import OnGradients, Said
+from .agreed import Said
+from .driver import OnGradients
 from .evaluate import evaluate
 from .feed import Feed, Seat
 from .general import General

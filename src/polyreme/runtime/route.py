@@ -6,8 +6,9 @@ from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
+from .agreed import Said
 from .applied import Applied
-from .driver import Driver, OnGradients, Said, StepResult
+from .driver import Driver, OnGradients, StepResult
 from .feed import Feed
 from .gradients import Read
 from .job import Job

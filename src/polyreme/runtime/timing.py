@@ -243,8 +243,13 @@ class Traffic:
         with inside, self.blocked():
             reduce_scatter(output, tensor.flatten(0, 1), group=group)
 
-    def sums(self, tensor: torch.Tensor, group: dist.ProcessGroup) -> list[float]:
-        """The sum of a vector over the group, as numbers.
+    def sums(
+        self,
+        tensor: torch.Tensor,
+        group: dist.ProcessGroup,
+        meanwhile: Callable[[torch.Tensor], None] | None = None,
+    ) -> list[float]:
+        """The sum of a vector over the group, as numbers; `meanwhile` has it before they are read.
 
         Devices that work asynchronously have then done all that they were given before.
         """
@@ -252,6 +257,8 @@ class Traffic:
         with self.record.inside("all_reduce sum", tensor, group.size()):
             with self.blocked():
                 dist.all_reduce(tensor, group=group)
+            if meanwhile is not None:
+                meanwhile(tensor)
             values: list[float] = tensor.tolist()
         return values
 

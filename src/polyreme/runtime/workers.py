@@ -17,8 +17,9 @@ from ..algo.worker import Worker
 from ..convex.problem import Objective
 from ..data.order import Ordering
 from . import linear, own
+from .agreed import Said
 from .applied import Applied
-from .driver import Said, StepResult
+from .driver import StepResult
 from .feed import Feed
 from .gradients import Gradients
 from .job import Job

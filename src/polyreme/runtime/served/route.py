@@ -19,8 +19,8 @@ from ...algo.effects import Record, Seen
 from ...algo.sync.kind import State as WorkerState
 from ...errors import RunError
 from .. import own
+from ..agreed import Said
 from ..applied import Applied
-from ..driver import Said
 from ..mesh import World
 from ..route import Came
 from ..timing import StepTimes
