@@ -3,7 +3,7 @@
     python benchmarks/gpu/prediction.py [--model llama-1.3b] [--compiled] [--devices N]
 
 For each model a profile is measured, then a number of plans is priced and run. Bytes are those of
-tensors; what a process holds before any (its context) is left out of both.
+tensors and what a process holds beside them: contexts and workspaces of libraries.
 """
 
 from __future__ import annotations
@@ -43,10 +43,9 @@ class Row(NamedTuple):
 
     @property
     def n_bytes(self) -> int:
-        """Predicted, without the context."""
+        """Predicted."""
         assert self.plan.estimate is not None
-        causes = self.plan.estimate.peak_bytes
-        return sum(n for cause, n in causes.items() if cause != "context")
+        return sum(self.plan.estimate.peak_bytes.values())
 
     @property
     def time_error(self) -> float:

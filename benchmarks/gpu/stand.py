@@ -188,7 +188,8 @@ class Setting:
 class Timed:
     """Seconds of a step, the median of those after the first, and most bytes of any device.
 
-    `why` says why there are none.
+    Bytes are those of tensors, and what the process holds beside them. `why` says why there are
+    none.
     """
 
     step_s: float = math.nan
@@ -345,10 +346,11 @@ def timed_here(
         algorithm=DataParallel(rule=RULE),
     )
     loop.train(job, world, log=log, progress=at_end)  # type: ignore[arg-type]
+    held_bytes = 0 if world.accelerator.on_host else world.accelerator.held_bytes()
     ends_s = log.ends_s[WARM - 1 :]
     step_s = statistics.median(b - a for a, b in itertools.pairwise(ends_s)) if ends_s else 0.0
     mesh.close(world)
-    return Timed(step_s=step_s, peak_bytes=log.peak_bytes)
+    return Timed(step_s=step_s, peak_bytes=log.peak_bytes + held_bytes)
 
 
 def _one_by_one(
