@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 import torch.nn.functional as F
 from peak import share
-from stand import MODELS, STEPS, WARM, Noise, Setting, Stand, Timed, setting, where
+from stand import MODELS, STEPS, WARM, Noise, Setting, Stand, Timed, beside_bytes, setting, where
 
 from polyreme.cluster import accelerator as accelerators
 from polyreme.runtime import mesh
@@ -94,7 +94,8 @@ def _steps(
         if at_end is not None:
             at_end()
     step_s = statistics.median(b - a for a, b in itertools.pairwise(ends_s))
-    return Timed(step_s=step_s, peak_bytes=world.accelerator.peak_bytes())
+    n_bytes = world.accelerator.peak_bytes() + beside_bytes(world.accelerator)
+    return Timed(step_s=step_s, peak_bytes=n_bytes)
 
 
 class _Scored(torch.nn.Module):

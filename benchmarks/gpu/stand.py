@@ -44,6 +44,7 @@ from polyreme.sample import Objective, SampleSpec, TensorSpec
 if TYPE_CHECKING:
     import numpy as np
 
+    from polyreme.cluster.accelerator import Accelerator
     from polyreme.cluster.types import Cluster
     from polyreme.graph.layer import LayerGraph
 
@@ -332,6 +333,11 @@ def _measured(asked: Setting) -> Profile:
     return found
 
 
+def beside_bytes(accelerator: Accelerator) -> int:
+    """What a process holds of its device beside tensors."""
+    return 0 if accelerator.on_host else accelerator.held_bytes()
+
+
 def timed_here(
     asked: Setting, plan: Plan, steps: int, at_end: Callable[..., None] | None = None
 ) -> Timed:
@@ -346,7 +352,7 @@ def timed_here(
         algorithm=DataParallel(rule=RULE),
     )
     loop.train(job, world, log=log, progress=at_end)  # type: ignore[arg-type]
-    held_bytes = 0 if world.accelerator.on_host else world.accelerator.held_bytes()
+    held_bytes = beside_bytes(world.accelerator)
     ends_s = log.ends_s[WARM - 1 :]
     step_s = statistics.median(b - a for a, b in itertools.pairwise(ends_s)) if ends_s else 0.0
     mesh.close(world)
