@@ -17,6 +17,7 @@ from polyreme.measure import layers as layer_times
 from polyreme.measure.passes import HeadStart, timed
 from polyreme.planner.cost.data import DataCost
 from polyreme.planner.cost.memory import Memory
+from polyreme.profile.fit import Asked, Fit
 from polyreme.profile.saved import saved_bytes
 from profile_toy import tiny_graph
 from test_measure import lone
@@ -157,6 +158,46 @@ def test_recomputation_is_priced_as_a_whole_forward_pass(monkeypatch) -> None:
     (times,) = layer_times.measure_layers(graph, "fp32", world, saved, (1, 2), 9.0).values()
     assert times.recompute_shares == pytest.approx((0.5, 0.5))
     assert not bodies[0].recompute
+
+
+class Quick(HostAccelerator):
+    """A device that is through with all that it is asked for in a microsecond."""
+
+    @property
+    def on_host(self) -> bool:
+        return False
+
+    @contextmanager
+    def work_timer(self) -> Iterator[Timer]:
+        timer = Timer()
+        yield timer
+        timer.seconds = 1e-6
+
+
+def test_a_device_that_waits_for_its_host_is_not_priced_as_if_it_did_not(monkeypatch) -> None:
+    monkeypatch.setattr(layer_times.Stand, "hold", lambda *_: None)
+    world = dataclasses.replace(lone(), accelerator=Quick())
+    graph = tiny_graph("linear", "relu")
+    saved = saved_bytes(graph, "fp32")
+    found = layer_times.measure_layers(graph, "fp32", world, saved, (1, 2, 4), 9.0)
+    for times in found.values():
+        assert times.host_s is not None
+        assert min(times.host_s.forward, times.host_s.backward) > 1e-6
+        assert times.host_s.recompute > 0
+        assert times.forward_s == pytest.approx((1e-6,) * 3)
+    priced = Fit(msgspec.structs.replace(profile(), layers=found))
+    host = found["linear"].host_s
+    assert host is not None
+    assert sum(priced.asked("linear", 2).lasting) == pytest.approx(host.forward + host.backward)
+    again_s = sum(priced.asked("linear", 2, recompute=True).lasting)
+    assert again_s == pytest.approx(host.forward + host.backward + host.recompute)
+
+
+def test_a_long_layer_hides_what_the_host_takes_for_short_ones() -> None:
+    """Each layer was taken to start when its host had asked for all of it."""
+    short, long = Asked(1.0, 1.0, 2.0, 3.0), Asked(10.0, 20.0, 1.0, 1.0)
+    assert sum(short.plus(long).lasting) == 32.0 < sum(short.lasting) + sum(long.lasting)
+    assert sum(long.plus(short, 20).lasting) == 102.0
 
 
 def test_recomputation_of_a_size_between_is_priced_as_either() -> None:

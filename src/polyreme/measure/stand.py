@@ -159,8 +159,7 @@ class Stand:
         for each in again:
             more_s = max(0.0, each.device_s - plain.device_s)
             self.shares.append(more_s / plain.forward_s if plain.forward_s else 1.0)
-        if self.head is None or not plain.waits or len(self.asked_s) == _HOST_SIZES:
-            return plain
+        if any(each.waits for each in found) and len(self.asked_s) < _HOST_SIZES:
             self.asked_s.append([self._in_a_row_s(microbatch, each) for each in recomputes])
         return plain
 
