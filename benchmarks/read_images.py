@@ -97,6 +97,7 @@ def row(source: Source, images: np.ndarray, batch: int, step_s: float) -> str:
     def ordered(step: int) -> dict[str, torch.Tensor]:
         return source.train(order.local(step, 0, 1), order.epoch(step, 0, 1))
 
+    ordered(0)  # what is compiled is loaded
     waited, slower = beside(ordered, step_s)
     shares = f"{100 * waited:.1f} % | {100 * slower:.1f} %"
     return f"| {batch} | {here:,.0f} | {there:,.0f} | {here / there:.1f} | {same} | {shares} |"

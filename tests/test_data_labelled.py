@@ -13,8 +13,8 @@ from PIL import Image
 from sklearn.datasets import dump_svmlight_file, load_breast_cancer, load_digits
 from sklearn.model_selection import train_test_split
 
-from polyreme.data import split
-from polyreme.data.augment import augmented
+from polyreme.data import shuffle, split
+from polyreme.data.augment import augmented, drawn
 from polyreme.data.options import Arrays, Augment, Datasets, Digits, Images, Svmlight, Text
 from polyreme.errors import ConfigError, RunError
 
@@ -102,6 +102,18 @@ def test_changed_images_have_the_very_numbers_of_plain_ones(shape: tuple, shift:
             image.tobytes() in (each[at].tobytes(), each[at, ..., ::-1].tobytes())
             for each in possible
         )
+
+
+def test_changes_are_drawn_from_seed_epoch_and_index_for_ever() -> None:
+    """An order of draws that differs would change every run that is resumed."""
+    which, options = np.array([0, 1, 700, 2**40]), Augment(shift=3, flip=True)
+    moves = drawn(which, 2, 9, options)
+    words = shuffle.mix(which.astype(np.uint64) ^ np.uint64(shuffle.key(9, 2)))
+    assert moves.down.tolist() == [int(word) % 7 - 3 for word in words]
+    words = shuffle.mix(words)
+    assert moves.right.tolist() == [int(word) % 7 - 3 for word in words]
+    assert moves.mirrored.tolist() == [int(word) % 2 == 1 for word in shuffle.mix(words)]
+    assert not drawn(which, 2, 9, Augment(shift=3)).mirrored.any()
 
 
 def test_each_byte_of_an_image_is_scaled_to_the_bit(tmp_path: Path) -> None:
