@@ -13,8 +13,8 @@ from PIL import Image
 from sklearn.datasets import dump_svmlight_file, load_breast_cancer, load_digits
 from sklearn.model_selection import train_test_split
 
-from polyreme.data import split
-from polyreme.data.augment import augmented
+from polyreme.data import shuffle, split
+from polyreme.data.augment import augmented, drawn
 from polyreme.data.options import Arrays, Augment, Datasets, Digits, Images, Svmlight, Text
 from polyreme.errors import ConfigError, RunError
 
@@ -78,6 +78,69 @@ def test_half_of_the_images_are_mirrored_and_edges_repeat() -> None:
     shifted = augmented(images, np.arange(1000), 0, 0, Augment(shift=1))
     rows = {tuple(row) for row in shifted[:, 0, 0].astype(int)}
     assert rows == {(0, 1, 2, 3), (0, 0, 1, 2), (1, 2, 3, 3)}
+
+
+def _by_index(images: np.ndarray, down: int, right: int) -> np.ndarray:
+    """[N, C, H, W] with edges repeated, each pixel looked up where it came from."""
+    rows = np.clip(np.arange(images.shape[2]) - down, 0, images.shape[2] - 1)
+    columns = np.clip(np.arange(images.shape[3]) - right, 0, images.shape[3] - 1)
+    return images[:, :, rows][:, :, :, columns]
+
+
+@pytest.mark.parametrize("shape", [(3, 5, 7), (1, 2, 3), (2, 1, 1)])
+@pytest.mark.parametrize("shift", [0, 1, 9])
+def test_changed_images_have_the_very_numbers_of_plain_ones(shape: tuple, shift: int) -> None:
+    draw = np.random.default_rng()
+    images = draw.normal(size=(150, *shape)).astype(np.float32)
+    images[0, 0, 0, 0] = np.nan
+    changed = augmented(images, np.arange(150), 3, 4, Augment(shift=shift, flip=True))
+    assert changed.dtype == np.float32
+    span = range(-shift, shift + 1)
+    possible = [_by_index(images, down, right) for down in span for right in span]
+    for at, image in enumerate(changed):
+        assert any(
+            image.tobytes() in (each[at].tobytes(), each[at, ..., ::-1].tobytes())
+            for each in possible
+        )
+
+
+def test_changes_are_drawn_from_seed_epoch_and_index_for_ever() -> None:
+    """An order of draws that differs would change every run that is resumed."""
+    which, options = np.array([0, 1, 700, 2**40]), Augment(shift=3, flip=True)
+    moves = drawn(which, 2, 9, options)
+    words = shuffle.mix(which.astype(np.uint64) ^ np.uint64(shuffle.key(9, 2)))
+    assert moves.down.tolist() == [int(word) % 7 - 3 for word in words]
+    words = shuffle.mix(words)
+    assert moves.right.tolist() == [int(word) % 7 - 3 for word in words]
+    assert moves.mirrored.tolist() == [int(word) % 2 == 1 for word in shuffle.mix(words)]
+    assert not drawn(which, 2, 9, Augment(shift=3)).mirrored.any()
+
+
+def test_each_byte_of_an_image_is_scaled_to_the_bit(tmp_path: Path) -> None:
+    draw = np.random.default_rng()
+    bytes_NHWC = draw.permutation(256).astype(np.uint8).repeat(2 * 6).reshape(32, 8, 6, 2)
+    path = _npz(tmp_path, x_train=bytes_NHWC, y_train=np.arange(32) % 2)
+    expected = bytes_NHWC.transpose(0, 3, 1, 2).astype(np.float32) / np.float32(255) * 2 - 1
+    source = Arrays(path=path, heldout=0).open(None, 0)
+    some = np.array([31, 0, 7, 7])
+    assert np.array_equal(source.train(some)["pixel_values"].numpy(), expected[some])
+    first = Arrays(path=path, heldout=0, channels_first=True).open(None, 0)
+    plain = bytes_NHWC.astype(np.float32) / np.float32(255) * 2 - 1
+    assert np.array_equal(_pixels(first).numpy(), plain)
+    assert source.train(np.arange(0))["pixel_values"].shape == (0, 2, 8, 6)
+    with pytest.raises(IndexError):
+        source.train(np.array([0, 32]))
+
+
+def test_images_changed_in_several_parts_are_those_changed_at_once(tmp_path: Path) -> None:
+    draw = np.random.default_rng()
+    images = draw.integers(0, 256, (300, 3, 4, 3), dtype=np.uint8)
+    path, options = _npz(tmp_path, x_train=images, y_train=np.arange(300) % 2), Augment(shift=2)
+    source = Arrays(path=path, heldout=0, augment=options).open(None, 5)
+    plain = Arrays(path=path, heldout=0).open(None, 5)
+    which = draw.permutation(300)
+    whole = augmented(plain.train(which)["pixel_values"].numpy(), which, 2, 5, options)
+    assert np.array_equal(source.train(which, 2)["pixel_values"].numpy(), whole)
 
 
 @pytest.mark.parametrize(

@@ -1,363 +1,245 @@
 """SNGM, LARS and momentum SGD on a ViT over CIFAR-10 at large batches, with plans and without.
 
-python benchmarks/gpu/rules.py --data DIR [--epochs 5] [--seconds 400] [--compile]
+    python benchmarks/gpu/rules.py --data DIR [--seconds 220] [--epochs N]
 
-A ViT (32 x 32 pixels, patches of 4, 7 blocks of 384, 6 heads) from its start, in bf16, cosine
-after a warm-up of a tenth of the steps, images shifted and mirrored at random. `accuracy` is of the
-test images after all epochs, at the rate of those in RATES (powers of 2) that did best on a tenth
-of the training images, held out, in a run of as many epochs on the others; * marks a best rate
-that is the lowest or highest of them. One seed. No run is begun after --seconds.
+One process a device; on several, torchrun starts it. A ViT (32 x 32 pixels, patches of 4) from
+random weights, in bf16, layers not compiled; images are shifted and mirrored at random. Both
+tables are of the same process, line by line as they are known.
 
-An epoch's time is the median time of a step, after the first two, times its steps. `planned` is the
-plan that the planner chooses by a profile measured here, `plain` what plain data parallelism
-does: each device its share of the batch at once, nothing recomputed or compiled; where that does
-not fit, in as few passes as do. --compile compiles the layers of planned runs that are timed.
+Seconds of an epoch: the median time of a step, from the end of one to the end of the next, reading
+included, times its steps; ways take turns, several steps each. `planned` is the plan that the
+planner chooses by a profile measured here, `by hand` what plain data parallelism does: each device
+its share of the batch at once, nothing recomputed (where that does not fit, in as few passes as
+do), `loop` the same microbatches in a loop of plain torch on one device: the model of transformers
+under autocast, torch's SGD or polyreme.optim, the same images from the same prefetcher.
+
+Accuracy: of all test images after all epochs, cosine after a warm-up of a tenth of the steps. The
+rate is that of `ruled.RATES` (three for each rule and batch, each four times the last) that did
+best on a tenth of the training images, held out, in runs of as many epochs on the others; * marks
+one that is the lowest or highest of the three. One seed. Without --epochs as many as fit.
 """
 
 from __future__ import annotations
 
 import argparse
 import datetime
+import itertools
 import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-import msgspec
 import numpy as np
-import torch
-from stand import PRECISION, STEPS, WARM, Model, Setting, Stand, Timed, where
+from ruled import RULES, SEED, TIMED, Asked, Ends, Here, Unjudged, Way, plain_loop, trained
+from stand import PRECISION, WARM, Model, Setting, where
 
-from polyreme.algo.compose import DataParallel
-from polyreme.algo.rule import LARS, SGD, SNGM
-from polyreme.algo.schedule import Cosine
-from polyreme.algo.train import Train
 from polyreme.cluster import accelerator as accelerators
-from polyreme.data import split
-from polyreme.data.class_options import Augment
-from polyreme.data.labelled import Drawn, LabelledSource, Part
-from polyreme.errors import Infeasible, RunError
-from polyreme.plan.ir import Plan, Workload
+from polyreme.data.class_options import Arrays, Augment
+from polyreme.errors import RunError
+from polyreme.measure.measure import measure
+from polyreme.plan.describe import describe
+from polyreme.plan.ir import Plan
 from polyreme.plan.options import Parallel
-from polyreme.planner.search import search
-from polyreme.runtime import loop, mesh
-from polyreme.runtime.job import Job
-from polyreme.runtime.launch import Launcher
+from polyreme.runtime import mesh
 
 sys.path.append(str(Path(__file__).parents[1] / "tables"))
 from images import unpack
 
 if TYPE_CHECKING:
-    from polyreme.algo.rule import Rule
-    from polyreme.profile.record import Profile
+    from polyreme.data.source import Source
+    from polyreme.runtime.mesh import World
 
-DECAY = 5e-4
 BATCHES = (1024, 8192)
-RULES: Mapping[str, Rule] = {
-    "SNGM": SNGM(momentum=0.9, weight_decay=DECAY),
-    "LARS": LARS(momentum=0.9, weight_decay=DECAY),
-    "momentum SGD": SGD(momentum=0.9, weight_decay=DECAY),
-}
-RATES: Mapping[str, Mapping[int, tuple[float, ...]]] = {
-    "SNGM": {1024: (0.125, 0.25, 0.5, 1.0), 8192: (0.25, 0.5, 1.0, 2.0)},
-    "LARS": {1024: (2.0, 4.0, 8.0, 16.0), 8192: (4.0, 8.0, 16.0, 32.0)},
-    "momentum SGD": {1024: (0.0625, 0.125, 0.25, 0.5), 8192: (0.125, 0.25, 0.5, 1.0)},
-}
-VIT = {
-    "image_size": 32,
-    "patch_size": 4,
-    "hidden_size": 384,
-    "intermediate_size": 1536,
-    "num_hidden_layers": 7,
-    "num_attention_heads": 6,
-}
-HELDOUT, SHIFT = 0.1, 4
-HEAD = ("rule", "batch", "rate", "accuracy", "planned s", "plain s", "times", "planned", "plain")
+VIT = {"image_size": 32, "patch_size": 4}
+ALL = 50_000  # training images
+HELDOUT, SHIFT, TURNS = 0.1, 4, 2
+PROFILE_S = 15.0  # of layers that are run
+SPARE = 0.9  # of the time that is left, what is planned with
+FIRST = ("rule", "batch", "planned s", "by hand s", "loop s", "by hand / planned", "loop / planned")
+SECOND = ("rule", "batch", "rate", "accuracy", "epoch s", "held-out accuracy by rate")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Asked:
-    """A rule at a batch: what is run, and on what. Values can be sent to other processes."""
+class Timed:
+    """A rule at a batch, with the plan that is chosen and what took turns."""
 
-    rule: str
-    setting: Setting
-    images: Path
-    limit: int
-    epochs: int
-
-    def ruled(self, rate: float) -> Rule:
-        """The rule at a rate."""
-        return msgspec.structs.replace(RULES[self.rule], lr=rate)
-
-    @property
-    def rates(self) -> tuple[float, ...]:
-        """Those that are tried."""
-        least = min(RATES[self.rule])
-        return RATES[self.rule].get(self.setting.global_batch, RATES[self.rule][least])
-
-    @property
-    def workload(self) -> Workload:
-        """What the planner is told."""
-        rule = RULES[self.rule]
-        return Workload(
-            global_batch=self.setting.global_batch,
-            seq_len=1,
-            precision=PRECISION,
-            optimizer_states=DataParallel(rule=rule).n_vectors(1),
-            optimizer_scalars=rule.n_scalars,
-            by_entry=rule.by_entry,
-        )
-
-
-@dataclass(frozen=True, kw_only=True)
-class Trained:
-    """Accuracies on held-out images by rate, and on test images at the best."""
-
-    heldout: Mapping[float, float]
-    rate: float
-    test: float
-
-
-def read(asked: Asked, *, tuning: bool) -> LabelledSource:
-    """The images in memory; with `tuning` test images are some of those to train on, left out."""
-    with np.load(asked.images) as packed:
-        arrays = {name: packed[name][: asked.limit] for name in packed.files}
-    train = arrays["x_train"], arrays["y_train"]
-    test = arrays["x_test"], arrays["y_test"]
-    if tuning:
-        kept, out = split.stratified(train[1], HELDOUT)
-        test = train[0][out], train[1][out]
-        train = train[0][kept], train[1][kept]
-    options = Augment(shift=SHIFT, flip=True)
-    return LabelledSource(
-        _part(*train),
-        _part(*test),
-        field="pixel_values",
-        shape=asked.setting.model.sample.fields["pixel_values"].shape,
-        n_classes=10,
-        fingerprint=f"cifar10 {len(train[0])} {tuning}",
-        drawn=Drawn(options=options, seed=0),
-    )
-
-
-def _part(images: np.ndarray, classes: np.ndarray) -> Part:
-    """Scaled once, so that to read some is to copy them."""
-    ready = np.ascontiguousarray(images.transpose(0, 3, 1, 2), dtype=np.float32)
-    ready *= np.float32(2 / 255)
-    ready -= 1
-    return Part(read=lambda indices: ready[indices], classes=classes.astype(np.int64))
-
-
-def _job(
-    asked: Asked, plan: Plan, rate: float, source: LabelledSource, *, compiled: bool, steps: int = 0
-) -> Job:
-    batch = asked.setting.global_batch
-    n_steps = steps or asked.epochs * (source.n_train // batch)
-    settings = Train(
-        steps=n_steps,
-        global_batch=batch,
-        precision=PRECISION,
-        schedule=Cosine(warmup=n_steps // 10),
-        compile=compiled,
-    )
-    return Job(
-        graph=asked.setting.model.graph(),
-        plan=plan,
-        source=source,
-        train=settings,
-        algorithm=DataParallel(rule=asked.ruled(rate)),
-    )
-
-
-def _trained(asked: Asked, plan: Plan) -> Trained:
-    """Runs at all rates, then one at the best: on each process."""
-    world = mesh.open(accelerators.detect())
-    source, heldout = read(asked, tuning=True), {}
-    for rate in asked.rates:
-        heldout[rate] = _accuracy(_job(asked, plan, rate, source, compiled=False), world)
-    best = max(heldout, key=lambda rate: heldout[rate])
-    whole = read(asked, tuning=False)
-    test = _accuracy(_job(asked, plan, best, whole, compiled=False), world)
-    mesh.close(world)
-    return Trained(heldout=heldout, rate=best, test=test)
-
-
-def _accuracy(job: Job, world: mesh.World) -> float:
-    """Of the held-out images; 0 where too many gradients were not finite."""
-    try:
-        return loop.train(job, world).metrics["test_accuracy"]
-    except RunError as error:
-        if "not finite" not in str(error) and "skipped" not in str(error):
-            raise
-        return 0.0
-
-
-def _timed(asked: Asked, plan: Plan, compiled: bool) -> Timed:
-    """A few steps, on each process."""
-    world, source = mesh.open(accelerators.detect()), read(asked, tuning=False)
-    job = _job(asked, plan, asked.rates[0], source, compiled=compiled, steps=STEPS + WARM)
-    job = replace(job, source=_Unjudged(source))
-    try:
-        found = loop.train(job, world)
-    except torch.OutOfMemoryError:
-        return Timed(why="out of memory")
-    mesh.close(world)
-    return Timed(step_s=statistics.median(found.step_s[WARM:]), peak_bytes=found.peak_bytes)
-
-
-class _Unjudged:
-    """Images without any that are held out, so that nothing is evaluated."""
-
-    n_heldout = 0
-
-    def __init__(self, source: LabelledSource) -> None:
-        self._source = source
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._source, name)
-
-
-class Table:
-    """Runs what is asked on all devices of this machine, as long as there is time."""
-
-    def __init__(self, launcher: Launcher, profile: Profile, end_s: float) -> None:
-        self._launcher, self._profile, self._end_s = launcher, profile, end_s
-
-    def planned(self, asked: Asked) -> Plan:
-        """What the planner chooses."""
-        return self._plan(asked, Parallel())
-
-    def _plan(self, asked: Asked, parallel: Parallel) -> Plan:
-        setting = asked.setting
-        given = setting.model.graph(), setting.cluster, self._profile, asked.workload, parallel
-        return search(*given, top=1, all_devices=True)[0]
-
-    def timed(self, asked: Asked, plan: Plan, *, compiled: bool) -> Timed:
-        """A few steps by a plan."""
-        n = asked.setting.n_devices
-        try:
-            found = self._launcher.run(_timed, (asked, plan, compiled), n_processes=n)
-        except RunError as error:
-            if "out of memory" not in str(error).lower():
-                raise
-            return Timed(why="out of memory")
-        return max(found, key=lambda each: each.peak_bytes)
-
-    def plain(self, asked: Asked) -> tuple[Plan, Timed]:
-        """Of plans with whole shares of the batch, or halves, ... the first that fits."""
-        n = asked.setting.n_devices
-        microbatch = asked.setting.global_batch // n
-        while True:
-            fixed = Parallel(
-                replica=n, shard=1, tp=1, pp=1, microbatch=microbatch, recompute="none"
-            )
-            try:
-                plan = self._plan(asked, fixed)
-                timed = self.timed(asked, plan, compiled=False)
-            except Infeasible:
-                timed = Timed(why="out of memory")
-            if timed.ran:
-                return plan, timed
-            if microbatch == 1:
-                raise RunError("not one image fits on the device")
-            microbatch //= 2
-
-    def trained(self, asked: Asked, plan: Plan) -> Trained | None:
-        """Accuracies; None once there is no time left."""
-        if time.monotonic() > self._end_s:
-            return None
-        n = asked.setting.n_devices
-        return self._launcher.run(_trained, (asked, plan), n_processes=n)[0]
-
-
-def words(plan: Plan, asked: Asked) -> str:
-    """A plan in short."""
-    share = asked.setting.global_batch // (asked.setting.n_devices * plan.microbatches)
-    again = sum(each.recompute for each in plan.layer_plans.values())
-    recomputed = f", {again} of {len(plan.layer_plans)} layers again" if again else ""
-    return f"{plan.microbatches} x {share}{recomputed}"
-
-
-def line(asked: Asked, found: Trained | None, planned: _Way, plain: _Way) -> str:
-    """A line of the table."""
-    steps = (min(asked.limit, 50_000)) // asked.setting.global_batch
-    rate = accuracy = "no time"
-    if found is not None:
-        edge = "*" if found.rate in (min(asked.rates), max(asked.rates)) else ""
-        rate, accuracy = f"{found.rate:g}{edge}", f"{100 * found.test:.2f} %"
-    seconds = [steps * way.timed.step_s for way in (planned, plain)]
-    cells = [
-        asked.rule,
-        str(asked.setting.global_batch),
-        rate,
-        accuracy,
-        *(f"{each:.2f}" for each in seconds),
-        f"{seconds[1] / seconds[0]:.2f}",
-        *(words(way.plan, asked) for way in (planned, plain)),
-    ]
-    return f"| {' | '.join(cells)} |"
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Way:
+    asked: Asked
     plan: Plan
-    timed: Timed
+    planned: Way
+    by_hand: Way | None
+    loop: Way | None
+    plans: tuple[str, ...]
+
+    def row(self, n_steps: int) -> str:
+        """A line of the first table."""
+        base, shown, times = self.planned.epoch_s(n_steps), [], []
+        for way in (self.planned, self.by_hand, self.loop):
+            shown.append("-" if way is None else way.why or f"{way.epoch_s(n_steps):.2f}")
+            times.append("-" if way is None else f"{way.epoch_s(n_steps) / base:.2f}")
+        if self.by_hand is None:
+            shown[1], times[1] = "the same", "1"
+        return _row(self.asked.rule, self.asked.batch, *shown, *times[1:], *self.plans)
+
+
+def timed(asked: Asked, here: Here) -> Timed:
+    """The plan, that by hand, and on one device the loop, having taken turns."""
+    plan, by_hand = here.plan(asked, Parallel()), here.by_hand(asked)
+    if plan is None:
+        raise RunError("no plan fits")
+
+    def by(which: Plan) -> Way:
+        unjudged, rate = Unjudged(here.whole), asked.rates[0]
+        return Way(run=lambda: trained(asked, here, which, unjudged, rate, WARM + TIMED)[1])
+
+    n = by_hand.microbatches
+    found = Timed(
+        asked=asked,
+        plan=plan,
+        planned=by(plan),
+        by_hand=None if describe(plan) == describe(by_hand) else by(by_hand),
+        loop=Way(run=lambda: plain_loop(asked, here, n)) if here.world.n_ranks == 1 else None,
+        plans=(describe(plan), describe(by_hand)),
+    )
+    for _ in range(TURNS):
+        for way in (found.planned, found.by_hand, found.loop):
+            if way is not None:
+                way.turn(alone=here.world.n_ranks == 1)
+    return found
+
+
+def steps_of(source: Source, asked: Asked) -> int:
+    """Steps of an epoch; what is left of the images is dropped."""
+    return source.n_train // asked.batch
+
+
+def cost_s(each: Timed, here: Here) -> tuple[float, float]:
+    """Seconds of all its runs: around them with evaluations, and for each epoch."""
+    asked, n, step_s = each.asked, len(each.asked.rates), each.planned.epoch_s(1)
+    judged = (n * here.tuning.n_heldout + here.whole.n_heldout) / asked.batch
+    steps = n * steps_of(here.tuning, asked) + steps_of(here.whole, asked)
+    return (n + 1) * each.planned.around_s + judged * step_s, steps * step_s
+
+
+def judged(each: Timed, here: Here, epochs: int) -> str:
+    """A line of the second table: rates are tried, then the best trains on all images."""
+    asked, found = each.asked, dict[float, float]()
+    around_s, epoch_s = cost_s(each, here)
+    run_s = (around_s + epochs * epoch_s) / (len(asked.rates) + 1)
+
+    def accuracy(source: Source, rate: float) -> tuple[float, Ends] | None:
+        if not here.has(run_s):
+            return None
+        steps = epochs * steps_of(source, asked)
+        metrics, ends = trained(asked, here, each.plan, source, rate, steps)
+        return metrics.get("test_accuracy", 0.0), ends
+
+    for rate in asked.rates:
+        if (came := accuracy(here.tuning, rate)) is not None:
+            found[rate] = came[0]
+    tried = ", ".join(f"{rate:g}: {100 * a:.2f} %" for rate, a in found.items())
+    best = max(found, key=lambda rate: found[rate], default=None)
+    came = None
+    if best is not None and len(found) == len(asked.rates):
+        came = accuracy(here.whole, best)
+    if came is None or best is None:
+        return _row(asked.rule, asked.batch, "no time", "no time", "-", tried or "-")
+    edge = "*" if best in (min(asked.rates), max(asked.rates)) else ""
+    steps_s = came[1].steps_s() or [float("nan")]
+    whole_s = f"{steps_of(here.whole, asked) * statistics.median(steps_s):.2f}"
+    return _row(
+        asked.rule, asked.batch, f"{best:g}{edge}", f"{100 * came[0]:.2f} %", whole_s, tried
+    )
+
+
+def _row(*cells: object) -> str:
+    return f"| {' | '.join(map(str, cells))} |"
+
+
+def opened(data: Path, home: Path, images: int) -> tuple[Source, Source]:
+    """All images, and those to train on of which some are held out."""
+    path = unpack("cifar10", data, home, images)
+    with np.load(path) as packed:
+        np.savez(home / "tuning.npz", x_train=packed["x_train"], y_train=packed["y_train"])
+    augment = Augment(shift=SHIFT, flip=True)
+    whole = Arrays(path=str(path), augment=augment)
+    tuning = Arrays(path=str(home / "tuning.npz"), augment=augment, heldout=HELDOUT)
+    return whole.open(None, SEED), tuning.open(None, SEED)
 
 
 def options() -> argparse.Namespace:
     """What the command is told."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--data", type=Path, required=True, help="folder that holds cifar10")
-    parser.add_argument("--epochs", type=int, default=5)
-    parser.add_argument("--seconds", type=float, default=400.0)
+    parser.add_argument("--seconds", type=float, default=220.0, help="for all of it")
+    parser.add_argument("--epochs", type=int, help="unless given, as many as fit")
+    parser.add_argument("--most", type=int, default=30, help="epochs where many fit")
     parser.add_argument("--batches", type=int, nargs="+", default=BATCHES)
     parser.add_argument("--only", nargs="*", default=list(RULES), choices=list(RULES))
-    parser.add_argument("--limit", type=int, default=50_000, help="images of each kind")
-    parser.add_argument("--blocks", type=int, default=VIT["num_hidden_layers"])
-    parser.add_argument("--compile", action="store_true")
+    parser.add_argument("--images", type=int, default=ALL, help="training images")
+    parser.add_argument("--width", type=int, default=256, help="in heads of 64, or one")
+    parser.add_argument("--blocks", type=int, default=6)
     return parser.parse_args()
 
 
 def main() -> None:
-    """Print the table."""
-    given, begun_s = options(), time.monotonic()
-    n = accelerators.detect().count()
-    config = {**VIT, "num_hidden_layers": given.blocks}
-    model = Model(model_type="vit", config=config, batch=1, side=32, n_classes=10)
-    print(f"{where()}, {datetime.datetime.now(tz=datetime.UTC).date()}; {n} devices, ", end="")
-    print(f"{given.epochs} epochs of {min(given.limit, 50_000):,} images\n", flush=True)
-    with tempfile.TemporaryDirectory() as home, Stand() as stand, Launcher() as launcher:
-        images = unpack("cifar10", given.data, Path(home), 50_000)
-        largest = Setting(model=model, n_devices=n, global_batch=max(given.batches))
-        profile, profile_s = stand.profile(largest)
-        table = Table(launcher, profile, begun_s + given.seconds)
-        heldout = []
-        print(f"| {' | '.join(HEAD)} |\n|{'---|' * len(HEAD)}", flush=True)
-        for batch in given.batches:
-            for rule in given.only:
-                asked = Asked(
-                    rule=rule,
-                    setting=replace(largest, global_batch=batch),
-                    images=images,
-                    limit=given.limit,
-                    epochs=given.epochs,
-                )
-                plan = table.planned(asked)
-                planned = _Way(plan=plan, timed=table.timed(asked, plan, compiled=given.compile))
-                plain = _Way(**dict(zip(("plan", "timed"), table.plain(asked), strict=True)))
-                found = table.trained(asked, plan)
-                print(line(asked, found, planned, plain), flush=True)
-                if found is not None:
-                    heldout.append((rule, batch, found.heldout))
-    print("\n| rule | batch | held-out accuracy by rate |\n|---|---|---|")
-    for rule, batch, by_rate in heldout:
-        shown = ", ".join(f"{rate:g}: {100 * a:.2f} %" for rate, a in by_rate.items())
-        print(f"| {rule} | {batch} | {shown} |")
-    print(f"\nprofile {profile_s:.0f} s, {time.monotonic() - begun_s:.0f} s in all")
+    """Print the tables."""
+    begun_s, given = time.monotonic(), options()
+    world = mesh.open(accelerators.detect())
+    try:
+        run(given, world, begun_s)
+    finally:
+        mesh.close(world)
+
+
+def run(given: argparse.Namespace, world: World, begun_s: float) -> None:
+    """Time all rules, then train with all."""
+
+    def say(what: str) -> None:
+        if world.is_first:
+            print(what, flush=True)
+
+    width = given.width
+    sizes = {"hidden_size": width, "intermediate_size": 4 * width}
+    sizes |= {"num_hidden_layers": given.blocks, "num_attention_heads": max(1, width // 64)}
+    model = Model(model_type="vit", config=VIT | sizes, batch=1, side=32, n_classes=10)
+    largest = Setting(model=model, n_devices=world.n_ranks, global_batch=max(given.batches))
+    with tempfile.TemporaryDirectory() as home:
+        whole, tuning = opened(given.data, Path(home), given.images)
+    say(f"{where()}, {datetime.datetime.now(tz=datetime.UTC).date()}")
+    said = f"ViT of {given.blocks} blocks of {width}, {PRECISION}, not compiled"
+    say(f"{said}, {whole.n_train:,} images, {world.n_ranks} processes of one device")
+    read_s = time.monotonic() - begun_s
+    cluster, graph = largest.cluster, model.graph()
+    profile = measure(graph, cluster, PRECISION, world, largest.global_batch, PROFILE_S)
+    profile_s = time.monotonic() - begun_s - read_s
+    here = Here(
+        world=world, profile=profile, whole=whole, tuning=tuning, end_s=begun_s + given.seconds
+    )
+    say(f"images ready in {read_s:.0f} s, profile in {profile_s:.0f} s\n")
+    say(f"Seconds of an epoch\n\n{_head((*FIRST, 'planned', 'by hand'))}")
+    every: list[Timed] = []
+    for batch, rule in itertools.product(given.batches, given.only):
+        asked = Asked(rule=rule, setting=replace(largest, global_batch=batch))
+        every.append(timed(asked, here))
+        say(every[-1].row(steps_of(whole, asked)))
+    ran = [each for each in every if each.planned.steps_s]
+    costs = [cost_s(each, here) for each in ran]
+    left_s = SPARE * (here.end_s - time.monotonic()) - sum(around for around, _ in costs)
+    fit = int(left_s / sum(epoch for _, epoch in costs)) if ran else 0
+    epochs = world.gather(given.epochs or min(max(fit, 1), given.most))[0]
+    say(f"\nAfter {time.monotonic() - begun_s:.0f} s: accuracy after {epochs} epochs; rates by 3")
+    say(f"runs each, of as many epochs on {tuning.n_train:,} images\n\n{_head(SECOND)}")
+    for each in ran:
+        say(judged(each, here, epochs))
+    say(f"\n{time.monotonic() - begun_s:.0f} s in all")
+
+
+def _head(names: Sequence[str]) -> str:
+    return f"{_row(*names)}\n|{'---|' * len(names)}"
 
 
 if __name__ == "__main__":

@@ -75,12 +75,19 @@ def _shaped(x: np.ndarray, options: Arrays) -> np.ndarray:
 
 
 def _part(samples: np.ndarray, classes: np.ndarray) -> Part:
+    if samples.ndim == 4 and samples.dtype == np.uint8:
+        from . import pixels
+
+        levels = _scaled(np.arange(256, dtype=np.uint8)) * 2 - 1
+        return Part(
+            read=lambda indices: pixels.taken(samples, indices, levels),
+            classes=classes,
+            read_moved=lambda indices, moves: pixels.taken(samples, indices, levels, moves),
+        )
     return Part(read=lambda indices: _scaled(samples[indices]), classes=classes)
 
 
 def _scaled(x: np.ndarray) -> np.ndarray:
-    """float32; bytes to -1..1 in images, to 0..1 in features."""
-    if x.dtype != np.uint8:
-        return x.astype(np.float32)
-    unit = x.astype(np.float32) / np.float32(255)
-    return unit * 2 - 1 if x.ndim == 4 else unit
+    """float32; bytes to 0..1."""
+    wide = x.astype(np.float32)
+    return wide / np.float32(255) if x.dtype == np.uint8 else wide

@@ -13,25 +13,38 @@ import numpy as np
 
 from ..errors import ConfigError, Violation
 from ..sample import SampleSpec, TensorSpec
-from .augment import augmented
+from . import augment
 from .class_options import Augment
 
 if TYPE_CHECKING:
     import torch
+
+    from .pixels import Moves
 
 Read = Callable[[np.ndarray], np.ndarray]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Part:
-    """Samples by index as float32 [N, ...], and the class of each (0, 1, ...)."""
+    """Samples by index as float32 [N, ...], and the class of each (0, 1, ...).
+
+    `read_moved` reads images that are moved meanwhile, where that saves a pass over them.
+    """
 
     read: Read
     classes: np.ndarray
+    read_moved: Callable[[np.ndarray, Moves], np.ndarray] | None = None
 
     def take(self, numbers: np.ndarray) -> Part:
         """Only the samples of these numbers."""
-        return Part(read=lambda indices: self.read(numbers[indices]), classes=self.classes[numbers])
+        read_moved = self.read_moved
+        return Part(
+            read=lambda indices: self.read(numbers[indices]),
+            classes=self.classes[numbers],
+            read_moved=None
+            if read_moved is None
+            else lambda indices, moves: read_moved(numbers[indices], moves),
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,10 +84,16 @@ class LabelledSource:
 
     def train(self, indices: np.ndarray, epoch: int = 0) -> dict[str, torch.Tensor]:
         """Training samples by index, augmented anew in each epoch if so asked."""
-        samples = self._train.read(indices)
-        if self._drawn is not None:
-            samples = augmented(samples, indices, epoch, self._drawn.seed, self._drawn.options)
-        return self._batch(samples, self._train.classes[indices])
+        train, drawn = self._train, self._drawn
+        if drawn is None:
+            samples = train.read(indices)
+        elif train.read_moved is not None:
+            moves = augment.drawn(indices, epoch, drawn.seed, drawn.options)
+            samples = train.read_moved(indices, moves)
+        else:
+            read = train.read(indices)
+            samples = augment.augmented(read, indices, epoch, drawn.seed, drawn.options)
+        return self._batch(samples, train.classes[indices])
 
     def heldout(self, indices: np.ndarray) -> dict[str, torch.Tensor]:
         """Held-out samples by index, never augmented."""
