@@ -48,16 +48,21 @@ Play = Callable[[], Ran]
 
 
 class Passes(NamedTuple):
-    """Seconds of a device's passes; `waits` says that it will wait for its host to ask for them."""
+    """Seconds of a device's passes; `host_s` those in which its host asked for each by itself."""
 
     forward_s: float
     backward_s: float
-    waits: bool = False
+    host_s: float = 0.0
 
     @property
     def device_s(self) -> float:
         """Of both."""
         return self.forward_s + self.backward_s
+
+    @property
+    def waits(self) -> bool:
+        """Whether the device will wait for its host."""
+        return self.device_s < _BEHIND * self.host_s
 
 
 class HeadStart:
@@ -144,7 +149,8 @@ def timed(
     found = [
         _on_device(world, play, each_s, head) for play, each_s in zip(plays, asking_s, strict=True)
     ]
-    if any(each.waits or each.device_s < _LONG_S for each in found):
+    device_s, host_s = sum(each.device_s for each in found), sum(each.host_s for each in found)
+    if device_s < max(_LONG_S * len(found), _BEHIND * host_s):
         return found
     return _lasting(world, plays, found)
 
@@ -169,12 +175,12 @@ def _on_device(world: World, play: Play, asking_s: float, head: HeadStart) -> Pa
         ran.append(play().settled())
     columns = zip(*ran[_UNCOUNTED:], strict=True)
     there_s, back_s, *host_s = mean(world, [usual(world, each) for each in columns])
-    return Passes(there_s, back_s, there_s + back_s < _BEHIND * sum(host_s))
+    return Passes(there_s, back_s, sum(host_s))
 
 
 def _lasting(world: World, plays: Sequence[Play], found: Sequence[Passes]) -> list[Passes]:
     """All ways in turn, so that the device is as warm for each."""
-    repeats = min(_MOST, max(1, int(_LASTING_S / min(each.device_s for each in found))))
+    repeats = min(_MOST, max(1, int(_LASTING_S * len(found) / sum(e.device_s for e in found))))
     world.barrier()
     asked = [[play() for play in plays] for _ in range(repeats)]
     lasting = []
