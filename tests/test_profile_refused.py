@@ -10,7 +10,7 @@ import pytest
 
 import polyreme as pr
 from polyreme.errors import ConfigError
-from polyreme.profile.record import LayerTimes, PartBytes, PassTimes, Profile
+from polyreme.profile.record import HostSeconds, LayerTimes, PartBytes, PassTimes, Profile
 from polyreme.profile.store import load, save
 
 SPEC: dict[str, Any] = {
@@ -76,6 +76,19 @@ def test_negative_bytes_of_parts_are_named(profile: Profile, tmp_path: Path) -> 
     assert {each.path for each in caught.value.violations} == {
         "profile.layers.block.part_bytes.2.split.saved",
         "profile.layers.block.parts.2.forward_s",
+    }
+
+
+def test_a_host_that_asks_in_no_time_at_all_is_refused(profile: Profile, tmp_path: Path) -> None:
+    """Negative seconds of a host would have hidden those of the device."""
+    host = HostSeconds(forward=1e-3, backward=-1e-3)
+    part = PassTimes(microbatch=(1,), forward_s=(1.0,), backward_s=(1.0,), host_s=host)
+    save(changed(profile, host_s=host, parts={2: part}), tmp_path / "profile.json")
+    with pytest.raises(ConfigError) as caught:
+        load(tmp_path / "profile.json")
+    assert {each.path for each in caught.value.violations} == {
+        "profile.layers.block.host_s",
+        "profile.layers.block.parts.2.host_s",
     }
 
 

@@ -236,6 +236,16 @@ def _faults(profile: Profile) -> list[tuple[str, str]]:
     rates = ("optimizer_s_per_byte", "gradient_s_per_byte", "more_gradient_s_per_byte")
     amounts = (*rates, "matmul_flops", "context_bytes")
     wrong = [name for name in amounts if not 0 <= getattr(profile, name) < float("inf")]
+    wrong += [
+        f"{where}.host_s"
+        for kind, times in profile.layers.items()
+        for where, host in (
+            (f"layers.{kind}", times.host_s),
+            *((f"layers.{kind}.parts.{n}", part.host_s) for n, part in times.parts.items()),
+        )
+        if host is not None
+        and not all(0 <= each < float("inf") for each in msgspec.structs.astuple(host))
+    ]
     return [*faults, *((name, "is no amount from 0") for name in wrong)]
 
 
