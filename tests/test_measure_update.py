@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from drawn import graph_of
 from planner_toy import cluster, profile, toy, toy_draft, workload
 from polyreme.cluster.accelerator import HostAccelerator, Timer
 from polyreme.measure import device
@@ -191,6 +192,18 @@ def test_a_device_that_waits_for_its_host_is_not_priced_as_if_it_did_not(monkeyp
     assert sum(priced.asked("linear", 2).lasting) == pytest.approx(host.forward + host.backward)
     again_s = sum(priced.asked("linear", 2, recompute=True).lasting)
     assert again_s == pytest.approx(host.forward + host.backward + host.recompute)
+
+
+@pytest.mark.parametrize("tp", [1, 2])
+def test_the_host_of_one_of_several_tensor_parts_is_timed(tp: int) -> None:
+    """Parts hold what cannot be copied."""
+    world = dataclasses.replace(lone(), accelerator=Quick())
+    graph = graph_of("llama tied")
+    layer = next(layer for layer in graph.layers if layer.kind == "block")
+    stand = layer_times.Stand(graph, layer, "fp32", world, tp, head=HeadStart(world))
+    assert stand.timed(2) is not None
+    assert min(stand.host_s.forward, stand.host_s.backward) > 0
+    assert (stand.host_s.recompute > 0) == (tp == 1)
 
 
 def test_a_long_layer_hides_what_the_host_takes_for_short_ones() -> None:

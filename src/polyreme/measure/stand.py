@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import statistics
 import time
 from collections import Counter
@@ -65,7 +64,8 @@ class Stand:
         self.compiling_s = 0.0
         self.held: list[PassBytes] = []
         self.loss_bytes: int | None = None
-        self.module = _filled(graph, layer, precision, world, tp)
+        self._made = partial(_filled, graph, layer, precision, world, tp)
+        self.module = self._made()
         self.body = Body(self.module, recompute=False)
         self.shares: list[float] = []
         self.asked_s: list[list[tuple[float, float]]] = []
@@ -168,7 +168,7 @@ class Stand:
         assert self.head is not None
         if not self._row:
             n = 1 if self.compiled else _IN_A_ROW  # each would be compiled
-            copies = [copy.deepcopy(self.module) for _ in range(n - 1)]
+            copies = [self._made() for _ in range(n - 1)]
             self._row = [self.body, *(Body(each, recompute=False) for each in copies)]
             for each in copies:
                 _drop_gradients(each)
