@@ -116,6 +116,7 @@ class Driver:
             and not (self._by_bucket or applied.units)
             and can_be(self.optimizers)
         )
+        self._ahead: Callable[[torch.Tensor], None] | None = None
         self._rate_factor = 1.0
         self._counted = [p for p in self._trainable if applied.counts(p)]
         self._device_times = None if world.accelerator.on_host else DeviceTimes(world.accelerator)
@@ -146,13 +147,13 @@ class Driver:
         with profiled, buffers_kept(self.applied) as restore:
             loss_sum, weight = self.executor(microbatches, nominal_weight)
             updates = self._foresees and all(p.used for p in self._trainable)
-            ahead = partial(self._update_ahead, nominal_weight) if updates else None
-            agreed = self._agree(loss_sum, weight, say(), ahead)
+            self._ahead = partial(self._update_ahead, nominal_weight) if updates else None
+            agreed = self._agree(loss_sum, weight, say())
             reason, bad_ranks, norm = self._judge(agreed, nominal_weight)
             if reason is not None and self.executor.stash is None:
                 restore()
-            elif self.executor.stash is None and ahead is None:
-                self._update(agreed, norm, nominal_weight)
+            elif self.executor.stash is None and self._ahead is None:
+                self._update(agreed, norm, nominal_weight, rate_factor)
         self._forget()
         step_s = time.perf_counter() - self._mark_s
         blocked_s = self.applied.traffic.blocked_s - self._mark_blocked_s
@@ -177,17 +178,8 @@ class Driver:
             else self._device_times.split(step_s),
         )
 
-    def _agree(
-        self,
-        loss_sum: torch.Tensor,
-        weight: torch.Tensor,
-        say: Said,
-        ahead: Callable[[torch.Tensor], None] | None,
-    ) -> Agreed:
-        """The end-of-step all-reduce: everything that all ranks must know, in one vector.
-
-        `ahead` is given it before it is read.
-        """
+    def _agree(self, loss_sum: torch.Tensor, weight: torch.Tensor, say: Said) -> Agreed:
+        """The end-of-step all-reduce: everything that all ranks must know, in one vector."""
         world, trainable = self._world, self._trainable
         counted = [] if self.executor.stash is not None else self._counted_grads()
         squares = _square_sum(counted, world.device)
@@ -217,10 +209,10 @@ class Driver:
         host = torch.cat([rows.flatten(), used]).to(world.device, non_blocking=True)
         vector = torch.cat([sums, bad.flatten(), host])
         if world.group is not None:
-            values = self.applied.traffic.sums(vector, world.group, ahead)
+            values = self.applied.traffic.sums(vector, world.group, self._ahead)
             return Agreed.read(values, world.n_ranks)
-        if ahead is not None:
-            ahead(vector)
+        if self._ahead is not None:
+            self._ahead(vector)
         return Agreed.read(vector.tolist(), world.n_ranks)
 
     def _judge(
@@ -253,7 +245,9 @@ class Driver:
             self._step(self._rate_factor)
         self.applied.copy_masters(self.applied.buckets.unparted)
 
-    def _update(self, agreed: Agreed, norm: float, nominal_weight: float) -> None:
+    def _update(
+        self, agreed: Agreed, norm: float, nominal_weight: float, rate_factor: float
+    ) -> None:
         coefficient = nominal_weight / agreed.weight
         clip = 1.0
         if self._clip_norm is not None:
@@ -279,8 +273,8 @@ class Driver:
         else:
             self._scale(coefficient * clip)
         if self._by_bucket:
-            self._gather_later(used, self._rate_factor)
-        self._step(self._rate_factor)
+            self._gather_later(used, rate_factor)
+        self._step(rate_factor)
         self.applied.copy_masters(self.applied.buckets.unparted)
 
     def _gather_later(self, used: Container[str], rate_factor: float) -> None:
