@@ -1,10 +1,10 @@
-"""The entries at or above a value, found on an accelerator by blocks that hold any."""
+"""The entries at or above a value; on accelerators in passes that write none down but these."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
-
-from ..fused import applies, fused
+from functools import cache
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
 if TYPE_CHECKING:
     import torch
@@ -12,35 +12,69 @@ if TYPE_CHECKING:
 Size = Literal["value", "magnitude", "turned"]
 """What counts of an entry: as it is, without its sign, or with the other."""
 
-_BLOCK = 16  # entries that are looked at together: of few large ones most blocks hold none
 _MANY = 1 << 16
+
+
+class Found(Protocol):
+    """Entries that were found, of which no more than their number may be wanted."""
+
+    @property
+    def n(self) -> int:
+        """How many."""
+
+    def where(self, n: int) -> torch.Tensor:
+        """Indices in rising order of the first n."""
+
+
+class _Listed(NamedTuple):
+    indices: torch.Tensor
+
+    @property
+    def n(self) -> int:
+        return self.indices.numel()
+
+    def where(self, n: int) -> torch.Tensor:
+        return self.indices[:n]
+
+
+def picked(like: torch.Tensor) -> Any:
+    """The compiled passes (`compress.picked`) for vectors like that; None: torch's own will do."""
+    if like.device.type == "cpu" or like.numel() < _MANY or find_spec("triton") is None:
+        return None
+    return _picked()
+
+
+def reaching(flat: torch.Tensor, least: torch.Tensor, *, size: Size) -> Found:
+    """Entries whose size is not below; NaN is not."""
+    passes = picked(flat)
+    if passes is not None:
+        found: Found = passes.counted(flat, least, size=size)
+        return found
+    if size == "turned":
+        reached = (flat > -least).logical_not()
+    else:
+        reached = ((flat.abs() if size == "magnitude" else flat) < least).logical_not()
+    return _Listed(reached.nonzero().squeeze(-1))
 
 
 def above(flat: torch.Tensor, least: torch.Tensor, *, size: Size) -> torch.Tensor:
     """Indices in rising order of entries whose size is not below; NaN is not."""
-    import torch
-
-    if not applies(flat) or flat.numel() < _MANY:
-        few: torch.Tensor = _reaching(flat, least, size=size).nonzero().squeeze(-1)
-        return few
-    n_whole = flat.numel() // _BLOCK
-    blocks = flat[: n_whole * _BLOCK].reshape(n_whole, _BLOCK)
-    holding = fused(_holding, size=size)(blocks, least).nonzero().squeeze(-1)
-    reaching = _reaching(blocks[holding], least, size=size)
-    at = reaching.view(-1).nonzero().squeeze(-1)
-    found: torch.Tensor = holding[at // _BLOCK] * _BLOCK + at % _BLOCK
-    if n_whole * _BLOCK == flat.numel():
-        return found
-    rest = _reaching(flat[n_whole * _BLOCK :], least, size=size)
-    return torch.cat([found, rest.nonzero().squeeze(-1) + n_whole * _BLOCK])
+    found = reaching(flat, least, size=size)
+    return found.where(found.n)
 
 
-def _reaching(flat: torch.Tensor, least: torch.Tensor, *, size: Size) -> torch.Tensor:
-    if size == "turned":
-        return (flat > -least).logical_not()
-    return ((flat.abs() if size == "magnitude" else flat) < least).logical_not()
+def true_at(flags: torch.Tensor) -> torch.Tensor:
+    """Indices in rising order of what is true."""
+    passes = picked(flags)
+    if passes is None:
+        where: torch.Tensor = flags.nonzero().squeeze(-1)
+        return where
+    found: Found = passes.counted(flags, flags, size="truth")
+    return found.where(found.n)
 
 
-def _holding(blocks: torch.Tensor, least: torch.Tensor, *, size: Size) -> torch.Tensor:
-    """Whether each block holds any."""
-    return _reaching(blocks, least, size=size).any(-1)
+@cache
+def _picked() -> Any:
+    from . import picked
+
+    return picked

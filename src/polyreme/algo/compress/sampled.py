@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from .above import above
+from .above import reaching
 from .sparsifier import count
 
 if TYPE_CHECKING:
@@ -34,13 +34,14 @@ def largest_by_sample(flat: torch.Tensor, ratio: float, draw: Draw) -> torch.Ten
     sample = flat[first::step].abs().nan_to_num(nan=math.inf, posinf=math.inf)
     wanted = min(sample.numel(), math.ceil(n // step * ratio))
     threshold = sample.topk(wanted, sorted=False).values.min()
-    where = above(flat, threshold, size="magnitude")
+    found = reaching(flat, threshold, size="magnitude")
     for _ in range(_TRIES if step > 1 else 0):
-        if _LOWER * k <= where.numel() <= _UPPER * k:
+        n_found = found.n
+        if _LOWER * k <= n_found <= _UPPER * k:
             break
-        threshold = threshold * (_UPPER if where.numel() > k else _LOWER)
-        where = above(flat, threshold, size="magnitude")
-    return where[:k]
+        threshold = threshold * (_UPPER if n_found > k else _LOWER)
+        found = reaching(flat, threshold, size="magnitude")
+    return found.where(min(k, found.n))
 
 
 def stride(n_entries: int, ratio: float) -> int:

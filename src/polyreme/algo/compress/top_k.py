@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Literal
 
 from ..packet import Buffer, Like
 from . import places
-from .above import Size, above
+from .above import Size, above, picked
 from .kind import State
 from .sampled import largest_by_sample
 from .sparse import scattered
@@ -97,8 +97,8 @@ def largest_of_rows(sizes: torch.Tensor, k: int) -> torch.Tensor:
     n_rows = len(sizes)
     if not k:
         return sizes.new_zeros(n_rows, 0).long()
-    if n_rows == 1 and (near := _near(sizes[0], k)) is not None:
-        return near[largest_of_rows(sizes[:, near], k)]
+    if n_rows == 1 and (found := _among_many(sizes[0], k, size="value")) is not None:
+        return found.unsqueeze(0)
     least = sizes.topk(k, sorted=False).values.amin(-1, keepdim=True)
     row, where = (sizes >= least).nonzero().unbind(-1)
     if where.numel() == n_rows * k:
@@ -110,19 +110,21 @@ def largest_of_rows(sizes: torch.Tensor, k: int) -> torch.Tensor:
 
 def largest_magnitudes(rows: torch.Tensor, k: int) -> torch.Tensor:
     """As `largest_of_rows`, of magnitudes; those of many entries are not all written down."""
-    if k and len(rows) == 1 and (near := _near(rows[0], k, size="magnitude")) is not None:
-        return near[largest_of_rows(rows[:, near].abs(), k)]
+    if k and len(rows) == 1:
+        found = _among_many(rows[0], k, size="magnitude")
+        if found is not None:
+            return found.unsqueeze(0)
     return largest_of_rows(rows.abs(), k)
 
 
 def smallest(entries: torch.Tensor, k: int) -> torch.Tensor:
     """The k largest of the entries with their signs turned, as `largest` has them."""
-    near = _near(entries, k, size="turned") if k else None
-    return largest(-entries, k) if near is None else near[largest(-entries[near], k)]
+    found = _among_many(entries, k, size="turned") if k else None
+    return largest(-entries, k) if found is None else found
 
 
-def _near(entries: torch.Tensor, k: int, *, size: Size = "value") -> torch.Tensor | None:
-    """Indices in rising order of few more than k entries, which hold all of the k largest.
+def _among_many(entries: torch.Tensor, k: int, *, size: Size) -> torch.Tensor | None:
+    """Indices in rising order of the k largest, found among few more that hold all of them.
 
     With signs "turned" these are the k smallest, NaN below all. None where a sample gives no bound
     that leaves few: then all are looked at. Passes over all entries are what selection costs, and
@@ -136,11 +138,23 @@ def _near(entries: torch.Tensor, k: int, *, size: Size = "value") -> torch.Tenso
     rank = math.ceil(expected + 5 * math.sqrt(expected)) + 1
     if rank > sample.numel() // 8:
         return None
-    if size != "value":
-        sample = -sample if size == "turned" else sample.abs()
-    least = sample.topk(rank, sorted=False).values.amin()
+    least = _sized(sample, size).topk(rank, sorted=False).values.amin()
+    passes = picked(entries)
+    if passes is not None:
+        most = math.ceil((rank + 5 * math.sqrt(rank)) * n / sample.numel())
+        where, holds = passes.largest(entries, k, least, most, size=size)
+        return where if bool(holds) else None
     near = above(entries, least, size=size)
-    return near if k <= near.numel() <= 2 * rank * n // sample.numel() else None
+    if not k <= near.numel() <= 2 * rank * n // sample.numel():
+        return None
+    return near[largest(_sized(entries[near], size), k)]
+
+
+def _sized(entries: torch.Tensor, size: Size) -> torch.Tensor:
+    """What counts of entries; NaN as infinity."""
+    if size != "value":
+        entries = -entries if size == "turned" else entries.abs()
+    return entries.nan_to_num(nan=math.inf, posinf=math.inf, neginf=-math.inf)
 
 
 def _first_of_equals(sizes: torch.Tensor, k: int) -> torch.Tensor:

@@ -10,6 +10,7 @@ from .. import bits
 from ..packet import Buffer, Like
 from ..rule.kind import Positive
 from . import places
+from .above import true_at
 from .kind import State
 from .precision import wide, widened
 from .sparse import SparseKind
@@ -75,7 +76,7 @@ class VarianceBased(SparseKind, frozen=True, kw_only=True, tag="VarianceBased", 
             squares = (flat - left["residue"]).square_().add_(left["squares"])
             sure = (flat.square() > self.alpha * squares) & (flat != 0) | ~flat.isfinite()
             residue, squares = flat.clone(), squares.mul_(self.decay)
-        where = sure.nonzero().squeeze(-1)
+        where = true_at(sure)
         held = flat[where]
         top = _power(held.abs().amax()) if held.numel() else flat.new_zeros(())
         # The nearer of two powers is above from three quarters of it on.
