@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from functools import cache
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any
 
 from .. import counted
 from ..fused import applies, fused
@@ -29,11 +31,29 @@ def sides(shape: tuple[int, ...]) -> tuple[int, int]:
 
 
 def orthonormal(columns: torch.Tensor) -> torch.Tensor:
-    """Orthonormal columns that span the same space, filled up where that has fewer dimensions."""
+    """Orthonormal columns that span the same space.
+
+    Where it has fewer dimensions others fill up; of thin matrices on accelerators zeros do.
+    """
     import torch
 
+    thin = _thin() if applies(columns) else None
+    if thin is not None and len(columns) <= thin.MOST_ROWS:
+        n_columns = columns.shape[1]
+        if n_columns <= min(len(columns), thin.MOST_COLUMNS):
+            found: torch.Tensor = thin.orthonormal(columns)
+            return found
     basis: torch.Tensor = torch.linalg.qr(columns).Q
     return basis
+
+
+@cache
+def _thin() -> Any:
+    if find_spec("triton") is None:
+        return None
+    from . import thin
+
+    return thin
 
 
 def matrix(x: torch.Tensor) -> torch.Tensor:
