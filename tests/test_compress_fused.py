@@ -14,7 +14,6 @@ from polyreme.algo.compress import (
     QSGD,
     Natural,
     TernGrad,
-    above,
     drawn,
     natural,
     qsgd,
@@ -28,7 +27,7 @@ from polyreme.algo.packet import Like
 torch.set_num_threads(1)
 DRAW = Draw(seed=5, worker=1, step=2)
 HOST = torch.device("cpu")
-MODULES = (natural, qsgd, tern_grad, above)
+MODULES = (natural, qsgd, tern_grad)
 MEMBERS: list[CompressorKind] = [
     QSGD(),
     QSGD(levels=1, bucket=4),
@@ -113,19 +112,6 @@ def test_float64_keeps_its_digits(there) -> None:
         assert seen.dtype == torch.float64
         if not isinstance(kind, Natural):
             assert 0 < seen.abs().max() < 1e-57
-
-
-@pytest.mark.parametrize("size", ["value", "magnitude", "turned"])
-@pytest.mark.parametrize("n", [1000, 1024, 5003])
-def test_blocks_hold_all_that_reach_a_value(n, size, there, monkeypatch) -> None:
-    monkeypatch.setattr(above, "_MANY", 1000)
-    x = _vector(n, n)
-    x[::97], x[5], x[-1] = math.nan, math.inf, -math.inf
-    for least in (-math.inf, -1.0, 0.0, 2.0, math.inf):
-        there(False)
-        expected = above.above(x, torch.tensor(least), size=size)
-        there(True)
-        assert torch.equal(above.above(x, torch.tensor(least), size=size), expected)
 
 
 @pytest.mark.parametrize("few", [0, 1 << 12])

@@ -15,11 +15,12 @@ _NOTHING = 1e-26  # of a column's square; float64 has no direction for what is l
 
 
 def orthonormal(columns: torch.Tensor) -> torch.Tensor:
-    """Columns of length 1 that span what those of a (rows, rank) matrix span; 0 for one that adds
-    nothing.
+    """Columns of length 1 that span what those of a (rows, rank) matrix span.
 
-    Gram-Schmidt in float64, each column twice. Source: Giraud et al. 2005, "The loss of
-    orthogonality in the Gram-Schmidt orthogonalization process".
+    Zeros stand for one that adds nothing. Gram-Schmidt in float64, each column twice.
+
+    Source: Giraud et al. 2005, "The loss of orthogonality in the Gram-Schmidt
+    orthogonalization process".
     """
     n, rank = columns.shape
     work = torch.empty(n, rank, dtype=torch.float64, device=columns.device)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from ..packet import Buffer, Like
 from . import places
@@ -130,6 +130,37 @@ def _among_many(entries: torch.Tensor, k: int, *, size: Size) -> torch.Tensor | 
     that leaves few: then all are looked at. Passes over all entries are what selection costs, and
     this takes fewer than to select among them.
     """
+    passes = picked(entries)
+    if passes is None:
+        near = _near(entries, k, size=size)
+        return None if near is None else near[largest(_sized(entries[near], size), k)]
+    bound = _bound(entries, k, size)
+    if bound is None:
+        return None
+    rank, one_of = bound.rank, bound.one_of
+    most = math.ceil((rank + 5 * math.sqrt(rank)) * one_of)
+    where, holds = passes.largest(entries, k, bound.least, most, size=size)
+    return where if bool(holds) else None
+
+
+def _near(entries: torch.Tensor, k: int, *, size: Size = "value") -> torch.Tensor | None:
+    """Indices in rising order of few more than k entries, which hold all of the k largest."""
+    bound = _bound(entries, k, size)
+    if bound is None:
+        return None
+    near = above(entries, bound.least, size=size)
+    return near if k <= near.numel() <= 2 * bound.rank * bound.one_of else None
+
+
+class _Bound(NamedTuple):
+    """What the k largest most likely reach: of a sample (one of so many) the one of that rank."""
+
+    least: torch.Tensor
+    rank: int
+    one_of: float
+
+
+def _bound(entries: torch.Tensor, k: int, size: Size) -> _Bound | None:
     n = entries.numel()
     if n < _SAMPLED_FROM:
         return None
@@ -139,15 +170,7 @@ def _among_many(entries: torch.Tensor, k: int, *, size: Size) -> torch.Tensor | 
     if rank > sample.numel() // 8:
         return None
     least = _sized(sample, size).topk(rank, sorted=False).values.amin()
-    passes = picked(entries)
-    if passes is not None:
-        most = math.ceil((rank + 5 * math.sqrt(rank)) * n / sample.numel())
-        where, holds = passes.largest(entries, k, least, most, size=size)
-        return where if bool(holds) else None
-    near = above(entries, least, size=size)
-    if not k <= near.numel() <= 2 * rank * n // sample.numel():
-        return None
-    return near[largest(_sized(entries[near], size), k)]
+    return _Bound(least, rank, n / sample.numel())
 
 
 def _sized(entries: torch.Tensor, size: Size) -> torch.Tensor:
