@@ -194,6 +194,17 @@ def test_a_device_that_waits_for_its_host_is_not_priced_as_if_it_did_not(monkeyp
     assert again_s == pytest.approx(host.forward + host.backward + host.recompute)
 
 
+def test_the_largest_microbatch_is_measured_where_seconds_run_out(monkeypatch) -> None:
+    """Passes over 32 samples were taken for 32 times those over one, which are the host's."""
+    monkeypatch.setattr(layer_times.Stand, "hold", lambda *_: None)
+    world = dataclasses.replace(lone(), accelerator=Quick())
+    graph = tiny_graph("linear")
+    saved = saved_bytes(graph, "fp32")
+    (times,) = layer_times.measure_layers(graph, "fp32", world, saved, (1, 2, 4, 8), 0.0).values()
+    assert times.microbatch == (1, 8)
+    assert len(times.recompute_shares) == 2
+
+
 @pytest.mark.parametrize("tp", [1, 2])
 def test_the_host_of_one_of_several_tensor_parts_is_timed(tp: int) -> None:
     """Parts hold what cannot be copied."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -81,7 +81,7 @@ def measure_layers(
             tried = _spread(_fitting(world, saved[kind], sizes), n)
         found = _measure_kind(stand, saved[kind], tried, budget_s / (len(todo) - index))
         stand.close()
-        budget_s -= largest(world, time.perf_counter() - start_s - stand.compiling_s)
+        budget_s -= largest(world, time.perf_counter() - start_s - stand.apart_s)
         if tp == 1:
             counted = msgspec.structs.replace(
                 _with_bytes(found, saved[kind]), recompute_shares=tuple(stand.shares)
@@ -134,37 +134,50 @@ def _with_bytes(times: PassTimes, saved: SavedBytes) -> LayerTimes:
 def _measure_kind(
     stand: Stand, saved: SavedBytes, sizes: tuple[int, ...], budget_s: float
 ) -> PassTimes:
-    """One microbatch after another until a pass is long enough, or seconds or memory run out."""
+    """One microbatch after another until a pass is long enough, or seconds or memory run out.
+
+    On an accelerator the largest that finds room is measured in any case: what the host takes for
+    short passes says nothing of long ones.
+    """
     world = stand.world
     start_s = time.perf_counter()
-    passes: list[Passes] = []
+    passes: dict[int, Passes] = {}
     spent_s = 0.0
-    for size, after in zip(sizes, (*sizes[1:], 2 * sizes[-1]), strict=True):
+    todo = list(sizes)
+    while todo:
+        size = todo.pop(0)
         found = stand.timed(size)
         if found is None:
             break
-        passes.append(found)
+        passes[size] = found
         if stand.tp == 1 and stand.head is not None:
             stand.hold(size)
-        before_s, spent_s = spent_s, time.perf_counter() - start_s - stand.compiling_s
-        next_s = after / size * found.device_s
+        if found.device_s > ENOUGH_S or not todo or not _fits(world, todo[0] * saved.saved):
+            break
+        before_s, spent_s = spent_s, time.perf_counter() - start_s - stand.apart_s
+        next_s = todo[0] / size * found.device_s
         next_s += min(next_s * REPEATS, REPEAT_S)
         if stand.head is not None:  # most of what a size takes does not grow with it
             next_s += spent_s - before_s
-        left_s = budget_s - largest(world, spent_s + next_s)
-        if found.device_s > ENOUGH_S or left_s < 0 or not _fits(world, after * saved.saved):
-            break
+        if largest(world, spent_s + next_s) > budget_s:
+            todo = [] if stand.head is None else _largest_fitting(world, saved, todo)
     if not passes:
         raise RunError(
             f'layer "{stand.layer.name}" ran out of memory on one sample; a device must hold one '
             "layer and one sample to measure it"
         )
     return PassTimes(
-        microbatch=sizes[: len(passes)],
-        forward_s=tuple(each.forward_s for each in passes),
-        backward_s=tuple(each.backward_s for each in passes),
+        microbatch=tuple(passes),
+        forward_s=tuple(each.forward_s for each in passes.values()),
+        backward_s=tuple(each.backward_s for each in passes.values()),
         host_s=stand.host_s if stand.head is not None else None,
     )
+
+
+def _largest_fitting(world: World, saved: SavedBytes, sizes: Sequence[int]) -> list[int]:
+    """The last of rising sizes that finds room, if one does."""
+    fitting = [size for size in sizes if _fits(world, size * saved.saved)]
+    return fitting[-1:]
 
 
 def _fits(world: World, need_bytes: int) -> bool:

@@ -37,7 +37,8 @@ _HOST_SIZES = 2  # of which its seconds are the mean
 class Stand:
     """A layer, or its first of `tp` parts, on this device, with all that a pass takes.
 
-    `compiling_s` adds up what it took to compile it, its first passes included; `held` is what
+    `apart_s` adds up what it took to compile it, its first passes included, and to time its host:
+    seconds that are no part of any budget, as they do not grow with what is tried. `held` is what
     its passes held on an accelerator, `loss_bytes` what the loss after them held of a sample.
     """
 
@@ -61,7 +62,7 @@ class Stand:
         self.world = world
         self.tp = tp
         self.compiled = compiled
-        self.compiling_s = 0.0
+        self.apart_s = 0.0
         self.held: list[PassBytes] = []
         self.loss_bytes: int | None = None
         self._made = partial(_filled, graph, layer, precision, world, tp)
@@ -71,7 +72,7 @@ class Stand:
         self.asked_s: list[list[tuple[float, float]]] = []
         self._row: list[Body] = []
         if compiled:
-            with self._compiling():
+            with self._apart():
                 compile_layer(self.module)
         _drop_gradients(self.module)
         specs = tensor_specs(graph, tp)
@@ -87,22 +88,22 @@ class Stand:
     def close(self) -> None:
         """Forget what was compiled: kinds and sizes of one class would add up."""
         if self.compiled:
-            with self._compiling():
+            with self._apart():
                 forget_compiled()
 
     def warm(self, microbatch: int, *, recompute: bool = False) -> Play:
         """What `play` gives, after first passes that compile, or have libraries begin."""
-        with self._compiling() if self.compiled else nullcontext():
+        with self._apart() if self.compiled else nullcontext():
             play = self.play(microbatch, [self.body], recompute=recompute)
             if self.compiled or not self.world.accelerator.on_host:
                 play()
         return play
 
     @contextmanager
-    def _compiling(self) -> Iterator[None]:
+    def _apart(self) -> Iterator[None]:
         start_s = time.perf_counter()
         yield
-        self.compiling_s += time.perf_counter() - start_s
+        self.apart_s += time.perf_counter() - start_s
 
     def play(
         self, microbatch: int, bodies: Sequence[Body] = (), *, recompute: bool = False
@@ -160,7 +161,8 @@ class Stand:
             more_s = max(0.0, each.device_s - plain.device_s)
             self.shares.append(more_s / plain.forward_s if plain.forward_s else 1.0)
         if any(each.waits for each in found) and len(self.asked_s) < _HOST_SIZES:
-            self.asked_s.append([self._in_a_row_s(microbatch, each) for each in recomputes])
+            with self._apart():
+                self.asked_s.append([self._in_a_row_s(microbatch, each) for each in recomputes])
         return plain
 
     def _in_a_row_s(self, microbatch: int, recompute: bool) -> tuple[float, float]:
