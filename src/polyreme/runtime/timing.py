@@ -183,13 +183,15 @@ class Traffic:
         call: Callable[[], Any],
         *,
         stands: bool = True,
+        alike: bool = True,
     ) -> Started:
         """Begin a collective over that tensor by a call that returns its work.
 
-        Unless it `stands`, a device is not taken to work on it before it is waited for.
+        Unless it `stands`, a device is not taken to work on it before it is waited for. Unless
+        `alike`, others' tensors have another shape.
         """
         self.look()
-        seq = self.record.begin(op, tensor, n_ranks, stands=stands)
+        seq = self.record.begin(op, tensor if alike else None, n_ranks, stands=stands)
         begun_s = time.perf_counter()
         started = Started(self, seq, call(), begun_s)
         if tensor.device.type == "cpu":
@@ -222,6 +224,30 @@ class Traffic:
         shown = tensor if alike else None
         with self.record.inside(name, shown, n_ranks, settles=False), self.blocked():
             dist.all_reduce(tensor, op=op, group=group)
+
+    def start_sum(self, tensor: torch.Tensor, group: dist.ProcessGroup) -> dist.Work:
+        """Begin the sum of a tensor of this group's own shape, in place."""
+        self.count(tensor.nbytes, group.size(), 2)
+        return self.start(
+            "all_reduce sum",
+            tensor,
+            group.size(),
+            lambda: dist.all_reduce(tensor, group=group, async_op=True),
+            alike=False,
+        )
+
+    def start_reduce_scatter(
+        self, output: torch.Tensor, tensor: torch.Tensor, group: dist.ProcessGroup
+    ) -> dist.Work:
+        """Begin what `reduce_scatter` does."""
+        self.count(tensor.nbytes, group.size(), 1)
+        return self.start(
+            "reduce_scatter",
+            tensor,
+            group.size(),
+            lambda: reduce_scatter(output, tensor.flatten(0, 1), group=group, async_op=True),
+            alike=False,
+        )
 
     def all_gather(
         self, output: torch.Tensor, tensor: torch.Tensor, group: dist.ProcessGroup

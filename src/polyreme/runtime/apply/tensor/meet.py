@@ -8,13 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import torch
 from torch.autograd import Function
 
 from ....graph.tensor import token_interval
 from .part import Tp
+
+if TYPE_CHECKING:
+    from torch.distributed import Work
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 
@@ -187,13 +190,24 @@ def gather_tokens(x: torch.Tensor, n_tokens: int, tp: Tp) -> torch.Tensor:
 
 def sum_tokens(x: torch.Tensor, tp: Tp) -> torch.Tensor:
     """This part's tokens of the sum over parts."""
+    total, parts, n_own = _dealt_out(x, tp)
+    tp.traffic.reduce_scatter(total, parts, tp.group)
+    return total[:, :n_own].contiguous()
+
+
+def begin_sum_of_tokens(x: torch.Tensor, tp: Tp) -> tuple[torch.Tensor, Work]:
+    """The same, which is there when the work has been waited for."""
+    total, parts, n_own = _dealt_out(x, tp)
+    return total[:, :n_own], tp.traffic.start_reduce_scatter(total, parts, tp.group)
+
+
+def _dealt_out(x: torch.Tensor, tp: Tp) -> tuple[torch.Tensor, torch.Tensor, int]:
+    """Room for this part's tokens, all tokens by part, and how many this part has."""
     spans = [token_interval(x.shape[1], tp.degree, rank) for rank in range(tp.degree)]
     longest = spans[0][1]
     parts = torch.stack([_lengthened(x[:, start:stop], longest) for start, stop in spans])
-    total = parts.new_empty(parts.shape[1:])
-    tp.traffic.reduce_scatter(total, parts, tp.group)
     start, stop = spans[tp.rank]
-    return total[:, : stop - start].contiguous()
+    return parts.new_empty(parts.shape[1:]), parts, stop - start
 
 
 def _lengthened(x: torch.Tensor, n_tokens: int) -> torch.Tensor:

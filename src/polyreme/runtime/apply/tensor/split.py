@@ -14,6 +14,7 @@ from torch.nn import functional as F
 from ....graph.cut import Cut
 from ....graph.cut_module import cut_module
 from ....graph.tensor import Region, TensorPlan
+from .beside import enter_beside, products
 from .meet import Arranged, deal, enter, leave, own_tokens, uncompiled, whole
 from .part import Tp
 from .stream import Stream, drops
@@ -29,14 +30,15 @@ def split(module: nn.Module, plan: TensorPlan, tp: Tp) -> dict[str, Cut]:
     if tp.degree == 1:
         return cuts
     for region in plan.regions:
-        _meet(module, region, tp)
+        _meet(module, plan, region, tp)
     if tp.sp:
         _split_tokens(module, plan, tp)
     return cuts
 
 
-def _meet(module: nn.Module, region: Region, tp: Tp) -> None:
+def _meet(module: nn.Module, plan: TensorPlan, region: Region, tp: Tp) -> None:
     entry = module.get_submodule(region.entry)
+    linears = [] if region.arranged and tp.sp else products(module, plan, region.entry)
     # With tokens split the whole layer has numbers of its own already.
     stream = Stream(tp.rank) if region.exit and not tp.sp and drops(entry) else None
     names = list(inspect.signature(entry.forward).parameters)
@@ -49,10 +51,14 @@ def _meet(module: nn.Module, region: Region, tp: Tp) -> None:
         args, kwargs = list(args), dict(kwargs)
         for name, n_tokens in reads:
             at = names.index(name)
+            given = kwargs[name] if name in kwargs else args[at]
+            entered = enter_beside(given, n_tokens, tp, linears)
+            if entered is None:
+                entered = enter(given, n_tokens, tp)
             if name in kwargs:
-                kwargs[name] = enter(kwargs[name], n_tokens, tp)
+                kwargs[name] = entered
             else:
-                args[at] = enter(args[at], n_tokens, tp)
+                args[at] = entered
         if stream is not None:
             (stream.enter(_device(args, kwargs)) if entry.training else stream.skip())
         return tuple(args), kwargs
