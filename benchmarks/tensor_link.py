@@ -127,7 +127,11 @@ def main() -> None:
             )
             for rank, (name, _) in enumerate(there[:2])
         ]
-        codes = [each.wait() for each in running]
+        try:
+            codes = [each.wait() for each in running]
+        finally:
+            for each in running:
+                each.terminate()  # one that is left would wait for the other
     if any(codes):
         raise SystemExit(f"a process ended with {codes}")
 

@@ -11,7 +11,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from polyreme.cluster.accelerator import HostAccelerator
+from behind import Behind
 
 
 class Counted(TorchDispatchMode):
@@ -51,14 +51,10 @@ def _is_tensor(value: Any) -> bool:
     return isinstance(value, torch.Tensor)
 
 
-class Counting(HostAccelerator):
-    """Says of its memory what `counted` has seen; is none of the host's, for whoever asks."""
+class Counting(Behind):
+    """Says of its memory what `counted` has seen."""
 
     counted: Counted
-
-    @property
-    def on_host(self) -> bool:
-        return False
 
     def allocated_bytes(self) -> int:
         return self.counted.now

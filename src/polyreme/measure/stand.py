@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
 _IN_A_ROW = 4  # layers that follow one another while their host is timed
 _HOST_SIZES = 2  # of which its seconds are the mean
+_ROOM = 0.4  # of what is free may be taken by these layers
 
 
 class Stand:
@@ -70,7 +71,6 @@ class Stand:
         self.body = Body(self.module, recompute=False)
         self.shares: list[float] = []
         self.asked_s: list[list[tuple[float, float]]] = []
-        self._row: list[Body] = []
         if compiled:
             with self._apart():
                 compile_layer(self.module)
@@ -168,15 +168,25 @@ class Stand:
     def _in_a_row_s(self, microbatch: int, recompute: bool) -> tuple[float, float]:
         """What the host takes for both passes of a layer among others of its kind."""
         assert self.head is not None
-        if not self._row:
-            n = 1 if self.compiled else _IN_A_ROW  # each would be compiled
-            copies = [self._made() for _ in range(n - 1)]
-            self._row = [self.body, *(Body(each, recompute=False) for each in copies)]
-            for each in copies:
-                _drop_gradients(each)
-        play = self.play(microbatch, self._row, recompute=recompute)
-        forward_s, backward_s = self.head.host_s(self.world, play)
-        return forward_s / len(self._row), backward_s / len(self._row)
+        row = [self.body, *self._others()]
+        forward_s, backward_s = self.head.host_s(
+            self.world, self.play(microbatch, row, recompute=recompute)
+        )
+        return forward_s / len(row), backward_s / len(row)
+
+    def _others(self) -> list[Body]:
+        """Further layers of its kind, as far as weights and gradients of all of them find room.
+
+        None where each would have to be compiled.
+        """
+        own_bytes = sum(weight.nbytes for weight in self.module.parameters())
+        room_bytes = self.world.accelerator.free_bytes() * _ROOM
+        fit = min(_IN_A_ROW - 1, int(room_bytes // max(1, 2 * own_bytes)) - 1)
+        n = 0 if self.compiled else -int(largest(self.world, -max(0, fit)))
+        others = [self._made() for _ in range(n)]
+        for each in others:
+            _drop_gradients(each)
+        return [Body(each, recompute=False) for each in others]
 
     def hold(self, microbatch: int) -> None:
         """Have the allocator say what a pass holds, if no process runs out of memory."""

@@ -295,13 +295,12 @@ class Run:
 
     def _record(self, came: Came) -> None:
         now, result = self.state.progress, came.result
-        step_s = result.times.step_s
         if self.progress is not None:
             self.progress(
                 step=now.step,
                 n_steps=self.n_steps,
                 loss=result.loss,
-                samples_per_s=came.n_samples / step_s,
+                samples_per_s=came.n_samples / result.times.step_s,
                 memory_bytes=result.memory_bytes,
             )
         if result.reason is not None and now.skipped_in_row == 1 and self.world.is_first:
@@ -316,36 +315,7 @@ class Run:
         due = last or now.step % self.job.train.log_every == 0
         if self.log is None or not (due or result.skipped):
             return
-        self.log.write(
-            runlog.StepEvent(
-                t=self.log.t,
-                attempt=self.log.attempt,
-                step=now.step,
-                loss=result.loss,
-                grad_norm=result.grad_norm,
-                lr=came.lr,
-                samples=came.n_samples,
-                tokens=came.n_samples * self.feed.tokens_per_sample,
-                step_s=step_s,
-                compute_s=result.times.compute_s,
-                comm_s=result.times.comm_s,
-                wait_s=result.times.wait_s,
-                hidden_s=result.times.hidden_s,
-                wire_bytes=came.sent_bytes,
-                memory_bytes=result.memory_bytes,
-                skipped=result.skipped,
-                reason=result.reason,
-                rank=result.rank,
-                ranks=result.bad_ranks if result.skipped else None,
-                sample_ids=came.sample_ids() if listed or result.skipped else None,
-                delays=runlog.histogram(d for _, d in came.delays) if came.delays else None,
-                suspects=came.suspects or None,
-                objective=came.objective,
-                gap=came.gap,
-                gradient=came.gradient,
-                passes=came.passes,
-            )
-        )
+        self.log.write(came.event(self.log, now.step, self.feed.tokens_per_sample, lists=listed))
 
     def _evaluate(self) -> bool:
         """Evaluate, and say whether a rank wants the run to end: then there is nothing to show."""

@@ -6,6 +6,7 @@ from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
+from .. import runlog
 from .agreed import Said
 from .applied import Applied
 from .driver import Driver, OnGradients, StepResult
@@ -46,6 +47,40 @@ class Came:
     gap: float | None = None
     gradient: float | None = None
     passes: float | None = None
+
+    def event(
+        self, log: runlog.Writer, step: int, tokens_per_sample: int, *, lists: bool
+    ) -> runlog.StepEvent:
+        """What a log keeps of it; the numbers of its samples if it `lists` them, or was skipped."""
+        result, skipped = self.result, self.result.skipped
+        return runlog.StepEvent(
+            t=log.t,
+            attempt=log.attempt,
+            step=step,
+            loss=result.loss,
+            grad_norm=result.grad_norm,
+            lr=self.lr,
+            samples=self.n_samples,
+            tokens=self.n_samples * tokens_per_sample,
+            step_s=result.times.step_s,
+            compute_s=result.times.compute_s,
+            comm_s=result.times.comm_s,
+            wait_s=result.times.wait_s,
+            hidden_s=result.times.hidden_s,
+            wire_bytes=self.sent_bytes,
+            memory_bytes=result.memory_bytes,
+            skipped=skipped,
+            reason=result.reason,
+            rank=result.rank,
+            ranks=result.bad_ranks if skipped else None,
+            sample_ids=self.sample_ids() if lists or skipped else None,
+            delays=runlog.histogram(d for _, d in self.delays) if self.delays else None,
+            suspects=self.suspects or None,
+            objective=self.objective,
+            gap=self.gap,
+            gradient=self.gradient,
+            passes=self.passes,
+        )
 
 
 class Route(Protocol):

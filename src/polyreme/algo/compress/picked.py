@@ -12,8 +12,9 @@ import torch
 import triton
 import triton.language as tl
 
-Size = Literal["value", "magnitude", "turned", "truth"]
+from .above import Size
 
+Counts = Size | Literal["truth"]
 _MODES = {"value": 0, "magnitude": 1, "turned": 2, "truth": 3}
 _TILE = 4096
 _NARROW = 1024  # of a tile of candidates, which are few
@@ -24,7 +25,7 @@ class Counted(NamedTuple):
 
     flat: torch.Tensor
     least: torch.Tensor
-    size: Size
+    size: Counts
     ends: torch.Tensor
 
     @property
@@ -62,7 +63,7 @@ class Counted(NamedTuple):
         )
 
 
-def counted(flat: torch.Tensor, least: torch.Tensor, *, size: Size) -> Counted:
+def counted(flat: torch.Tensor, least: torch.Tensor, *, size: Counts) -> Counted:
     """Of entries whose size is not below `least`; NaN is above all."""
     flat = flat.contiguous()
     if size == "truth":
@@ -160,13 +161,19 @@ def _write(  # type: ignore[no-untyped-def]
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def _compare(sizes, bound, above, equal, n, wide: tl.constexpr, tile: tl.constexpr):  # type: ignore[no-untyped-def]
+def _against(sizes, bound, n, wide: tl.constexpr, tile: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Whether each of this tile is above the bound, and whether at it (0 or 1)."""
     at = tl.program_id(0) * tile + tl.arange(0, tile)
-    there = at < n
-    size = _sized(tl.load(sizes + at, mask=there, other=0), 0, wide)
+    size = _sized(tl.load(sizes + at, mask=at < n, other=0), 0, wide)
     least = _sized(tl.load(bound), 0, wide)
-    tl.store(above + tl.program_id(0), tl.sum(((size > least) & there).to(tl.int32)))
-    tl.store(equal + tl.program_id(0), tl.sum(((size == least) & there).to(tl.int32)))
+    return ((size > least) & (at < n)).to(tl.int32), ((size == least) & (at < n)).to(tl.int32)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _compare(sizes, bound, above, equal, n, wide: tl.constexpr, tile: tl.constexpr):  # type: ignore[no-untyped-def]
+    is_above, is_equal = _against(sizes, bound, n, wide, tile)
+    tl.store(above + tl.program_id(0), tl.sum(is_above))
+    tl.store(equal + tl.program_id(0), tl.sum(is_equal))
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -188,16 +195,12 @@ def _choose(  # type: ignore[no-untyped-def]
     """Those above the bound, and of those at it the first."""
     program = tl.program_id(0)
     at = program * tile + tl.arange(0, tile)
-    there = at < n
-    size = _sized(tl.load(sizes + at, mask=there, other=0), 0, wide)
-    least = _sized(tl.load(bound), 0, wide)
-    is_above = ((size > least) & there).to(tl.int32)
-    is_equal = ((size == least) & there).to(tl.int32)
+    is_above, is_equal = _against(sizes, bound, n, wide, tile)
     room = k - tl.load(above_ends + n_tiles - 1)
     before = tl.load(above_ends + program) - tl.load(above + program)
     equals = tl.load(equal_ends + program) - tl.load(equal + program)
     equals = equals + tl.cumsum(is_equal, 0) - is_equal
     to = before + tl.cumsum(is_above, 0) - is_above + tl.minimum(equals, room)
     chosen = (is_above + is_equal * (equals < room).to(tl.int32)) > 0
-    index = tl.load(where + at, mask=there, other=0)
+    index = tl.load(where + at, mask=at < n, other=0)
     tl.store(out + to, index, mask=chosen & (to < k))
