@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from functools import cache
+from importlib import import_module
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 Size = Literal["value", "magnitude", "turned"]
 """What counts of an entry: as it is, without its sign, or with the other."""
 
-_MANY = 1 << 16
+_MANY = 1 << 12
 
 
 class Found(Protocol):
@@ -37,11 +37,11 @@ class _Listed(NamedTuple):
         return self.indices[:n]
 
 
-def picked(like: torch.Tensor) -> Any:
-    """The compiled passes (`compress.picked`) for vectors like that; None: torch's own will do."""
+def picked(like: torch.Tensor, name: Literal["picked", "ranked", "gaps"] = "picked") -> Any:
+    """The compiled passes of that file for vectors like that; None: torch's own will do."""
     if like.device.type == "cpu" or like.numel() < _MANY or find_spec("triton") is None:
         return None
-    return _picked()
+    return import_module(f".{name}", __package__)
 
 
 def reaching(flat: torch.Tensor, least: torch.Tensor, *, size: Size) -> Found:
@@ -71,10 +71,3 @@ def true_at(flags: torch.Tensor) -> torch.Tensor:
         return where
     found: Found = passes.counted(flags, flags, size="truth")
     return found.where(found.n)
-
-
-@cache
-def _picked() -> Any:
-    from . import picked
-
-    return picked

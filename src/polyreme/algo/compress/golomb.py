@@ -10,6 +10,7 @@ import math
 from typing import TYPE_CHECKING
 
 from .. import bits
+from .above import picked
 
 if TYPE_CHECKING:
     import torch
@@ -28,6 +29,9 @@ def pack(where: torch.Tensor, width: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Quotients in unary, and remainders of `width` bits, of indices in rising order."""
     import torch
 
+    if where.numel() and (passes := picked(where, "gaps")) is not None:
+        unary, rest = passes.split(where, width)
+        return unary, bits.pack(rest, width)
     gaps = where.diff(prepend=where.new_full((1,), -1)) - 1
     ends = ((gaps >> width) + 1).cumsum(0) - 1
     unary = torch.ones(int(ends[-1]) + 1 if ends.numel() else 0, device=where.device).long()
@@ -37,6 +41,9 @@ def pack(where: torch.Tensor, width: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 def unpack(unary: torch.Tensor, remainders: torch.Tensor, width: int, k: int) -> torch.Tensor:
     """The k indices that `pack` was given."""
+    if k and (passes := picked(unary, "gaps")) is not None:
+        found: torch.Tensor = passes.joined(unary, bits.unpack(remainders, width, k), width)
+        return found
     ends = (bits.unpack(unary, 1, 8 * unary.numel()) == 0).nonzero().squeeze(-1)[:k]
     quotients = ends.diff(prepend=ends.new_full((1,), -1)) - 1
     gaps = (quotients << width) + bits.unpack(remainders, width, k)

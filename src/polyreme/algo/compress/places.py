@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from .. import bits
+from .above import picked
 
 if TYPE_CHECKING:
     import torch
@@ -36,6 +37,10 @@ def unpack(packed: torch.Tensor, k: int, n_entries: int) -> torch.Tensor:
     if k == n_entries:
         return torch.arange(n_entries, device=packed.device).expand(*packed.shape[:-1], -1)
     if _as_bits(k, n_entries):
+        passes = picked(packed) if packed.dim() == 1 else None
+        if passes is not None:
+            where: torch.Tensor = passes.of_mask(packed, n_entries).where(k)
+            return where
         found = bits.unpack(packed, 1, n_entries).nonzero()[:, -1]
         return found.view(*packed.shape[:-1], k)
     return bits.unpack(packed, bits.width(n_entries), k)

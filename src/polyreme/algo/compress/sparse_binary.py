@@ -10,7 +10,7 @@ from . import golomb
 from .kind import State
 from .precision import wide, widened
 from .sparsifier import Sparsifier, count
-from .top_k import largest, largest_magnitudes, smallest
+from .top_k import leading
 
 if TYPE_CHECKING:
     import torch
@@ -47,13 +47,18 @@ class SBC(Sparsifier, frozen=True, kw_only=True, tag="SBC", tag_field="kind"):
         self, x: torch.Tensor, state: State, draw: Draw
     ) -> tuple[tuple[torch.Tensor, ...], State]:
         """The entries of one side, and their mean."""
+        import torch
+
         flat = widened(x)
         k = count(self.ratio, flat.numel())
-        sides = [largest(flat, k), smallest(flat, k)]
-        means = [flat[where].double().sum() / max(k, 1) for where in sides]
-        side = 1 if -means[1] > means[0] else 0
-        gaps = golomb.pack(sides[side], golomb.remainder(k, flat.numel()))
-        return (means[side].to(flat.dtype).view(1), *gaps), state
+        upper, lower = leading(flat, k, "value", "turned")
+        means = [side.entries.double().sum() / max(k, 1) for side in (upper, lower)]
+        # Which one it is the host need not know.
+        turned = -means[1] > means[0]
+        where = torch.where(turned, lower.where, upper.where)
+        mean = torch.where(turned, means[1], means[0])
+        gaps = golomb.pack(where, golomb.remainder(k, flat.numel()))
+        return (mean.to(flat.dtype).view(1), *gaps), state
 
     def held(
         self, buffers: tuple[torch.Tensor, ...], like: Like
@@ -90,10 +95,10 @@ class STC(SBC, frozen=True, kw_only=True, tag="STC", tag_field="kind"):
         """The largest entries, and their mean."""
         flat = widened(x)
         k = count(self.ratio, flat.numel())
-        where = largest_magnitudes(flat.unsqueeze(0), k)[0]
-        mean = flat[where].abs().double().sum() / max(k, 1)
+        where, held = leading(flat, k, "magnitude")[0]
+        mean = held.abs().double().sum() / max(k, 1)
         gaps = golomb.pack(where, golomb.remainder(k, flat.numel()))
-        return (mean.to(flat.dtype).view(1), *gaps, bits.pack(flat[where] < 0, 1)), state
+        return (mean.to(flat.dtype).view(1), *gaps, bits.pack(held < 0, 1)), state
 
     def held(
         self, buffers: tuple[torch.Tensor, ...], like: Like

@@ -59,8 +59,9 @@ class TopK(Sparsifier, frozen=True, kw_only=True, tag="TopK", tag_field="kind"):
     ) -> tuple[tuple[torch.Tensor, ...], State]:
         """The largest entries."""
         if self.stacks:
-            where, values = self._largest(x.reshape(1, x.numel()))
-            return (places.pack(where, x.numel())[0], values[0]), state
+            k = count(self.ratio, x.numel())
+            where, values = leading(x.reshape(-1), k, "magnitude")[0]
+            return (places.pack(where, x.numel()), values), state
         flat = x.reshape(-1)
         where = largest_by_sample(flat, self.ratio, draw)
         return (places.pack(where, flat.numel()), flat[where]), state
@@ -70,12 +71,9 @@ class TopK(Sparsifier, frozen=True, kw_only=True, tag="TopK", tag_field="kind"):
     ) -> tuple[tuple[torch.Tensor, ...], torch.Tensor]:
         """The largest entries of each."""
         n = rows.shape[-1]
-        where, values = self._largest(rows)
+        where = largest_magnitudes(rows, count(self.ratio, n))
+        values = rows.gather(-1, where)
         return (places.pack(where, n), values), scattered(where, values, n)
-
-    def _largest(self, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        where = largest_magnitudes(rows, count(self.ratio, rows.shape[-1]))
-        return where, rows.gather(-1, where)
 
     def held(
         self, buffers: tuple[torch.Tensor, ...], like: Like
@@ -87,18 +85,23 @@ class TopK(Sparsifier, frozen=True, kw_only=True, tag="TopK", tag_field="kind"):
 
 def largest(sizes: torch.Tensor, k: int) -> torch.Tensor:
     """Indices of the k largest in rising order, NaN above all; of equal ones the first."""
-    return largest_of_rows(sizes.unsqueeze(0), k)[0]
+    return leading(sizes, k, "value")[0].where
 
 
 def largest_of_rows(sizes: torch.Tensor, k: int) -> torch.Tensor:
     """As `largest`, of each row."""
-    import torch
-
     n_rows = len(sizes)
     if not k:
         return sizes.new_zeros(n_rows, 0).long()
-    if n_rows == 1 and (found := _among_many(sizes[0], k, size="value")) is not None:
-        return found.unsqueeze(0)
+    if n_rows == 1:
+        return largest(sizes[0], k).unsqueeze(0)
+    return _of_all(sizes, k)
+
+
+def _of_all(sizes: torch.Tensor, k: int) -> torch.Tensor:
+    import torch
+
+    n_rows = len(sizes)
     least = sizes.topk(k, sorted=False).values.amin(-1, keepdim=True)
     row, where = (sizes >= least).nonzero().unbind(-1)
     if where.numel() == n_rows * k:
@@ -110,74 +113,102 @@ def largest_of_rows(sizes: torch.Tensor, k: int) -> torch.Tensor:
 
 def largest_magnitudes(rows: torch.Tensor, k: int) -> torch.Tensor:
     """As `largest_of_rows`, of magnitudes; those of many entries are not all written down."""
-    if k and len(rows) == 1:
-        found = _among_many(rows[0], k, size="magnitude")
-        if found is not None:
-            return found.unsqueeze(0)
+    if len(rows) == 1:
+        return leading(rows[0], k, "magnitude")[0].where.unsqueeze(0)
     return largest_of_rows(rows.abs(), k)
 
 
 def smallest(entries: torch.Tensor, k: int) -> torch.Tensor:
     """The k largest of the entries with their signs turned, as `largest` has them."""
-    found = _among_many(entries, k, size="turned") if k else None
-    return largest(-entries, k) if found is None else found
+    return leading(entries, k, "turned")[0].where
 
 
-def _among_many(entries: torch.Tensor, k: int, *, size: Size) -> torch.Tensor | None:
-    """Indices in rising order of the k largest, found among few more that hold all of them.
+class Leading(NamedTuple):
+    """Indices in rising order, and their entries."""
 
-    With signs "turned" these are the k smallest, NaN below all. None where a sample gives no bound
-    that leaves few: then all are looked at. Passes over all entries are what selection costs, and
-    this takes fewer than to select among them.
+    where: torch.Tensor
+    entries: torch.Tensor
+
+
+def leading(entries: torch.Tensor, k: int, *sizes: Size) -> list[Leading]:
+    """The k largest of a vector by each of these sizes, NaN above all; of equal ones the first.
+
+    With signs "turned" these are the k smallest, NaN below all. Of many entries they are found
+    among few more that hold all of them, where a sample gives a bound that leaves few: passes over
+    all entries are what selection costs, and this takes fewer than to select among them.
     """
-    passes = picked(entries)
-    if passes is None:
-        near = _near(entries, k, size=size)
-        return None if near is None else near[largest(_sized(entries[near], size), k)]
-    bound = _bound(entries, k, size)
-    if bound is None:
-        return None
-    rank, one_of = bound.rank, bound.one_of
-    most = math.ceil((rank + 5 * math.sqrt(rank)) * one_of)
-    where, holds = passes.largest(entries, k, bound.least, most, size=size)
-    return where if bool(holds) else None
+    import torch
+
+    passes, bound = picked(entries, "ranked"), _bound(entries, k)
+    if passes is None or bound is None or entries.dtype == torch.float64:
+        found = [_alone(entries, k, size) for size in sizes]
+        return [Leading(where, entries[where]) for where in found]
+    step, rank, most = bound
+    given = {"step": step, "rank": rank, "most": most}
+    ranked = [passes.largest(entries, k, size=size, **given) for size in sizes]
+    holds = torch.cat([each.holds for each in ranked]).tolist()
+    out = []
+    for size, each, right in zip(sizes, ranked, holds, strict=True):
+        where = each.where if right else _of_all(_sized(entries, size).unsqueeze(0), k)[0]
+        out.append(Leading(where, each.entries if right else entries[where]))
+    return out
+
+
+def _alone(entries: torch.Tensor, k: int, size: Size) -> torch.Tensor:
+    if not k:
+        return entries.new_zeros(0).long()
+    near = _near(entries, k, size=size)
+    if near is None:
+        return _of_all(_plain(entries, size).unsqueeze(0), k)[0]
+    return near[_of_all(_sized(entries[near], size).unsqueeze(0), k)[0]]
 
 
 def _near(entries: torch.Tensor, k: int, *, size: Size = "value") -> torch.Tensor | None:
     """Indices in rising order of few more than k entries, which hold all of the k largest."""
-    bound = _bound(entries, k, size)
+    bound = _bound(entries, k)
     if bound is None:
         return None
-    near = above(entries, bound.least, size=size)
-    return near if k <= near.numel() <= 2 * bound.rank * bound.one_of else None
+    sample = _sized(entries[:: bound.step], size)
+    least = sample.topk(bound.rank, sorted=False).values.amin()
+    near = above(entries, least, size=size)
+    return near if k <= near.numel() <= 2 * bound.rank * bound.step else None
 
 
 class _Bound(NamedTuple):
-    """What the k largest most likely reach: of a sample (one of so many) the one of that rank."""
+    """What the k largest most likely reach: the one of that rank of every step-th entry.
 
-    least: torch.Tensor
+    At most `most` reach it, most likely.
+    """
+
+    step: int
     rank: int
-    one_of: float
+    most: int
 
 
-def _bound(entries: torch.Tensor, k: int, size: Size) -> _Bound | None:
+def _bound(entries: torch.Tensor, k: int) -> _Bound | None:
     n = entries.numel()
-    if n < _SAMPLED_FROM:
+    if n < _SAMPLED_FROM or not k:
         return None
-    sample = entries[:: n // _SAMPLE | 1]  # an odd step: sizes often have even periods
-    expected = k * sample.numel() / n
+    step = -(-n // _SAMPLE) | 1  # odd: sizes often have even periods
+    n_sampled = -(-n // step)
+    expected = k * n_sampled / n
     rank = math.ceil(expected + 5 * math.sqrt(expected)) + 1
-    if rank > sample.numel() // 8:
+    if rank > n_sampled // 8:
         return None
-    least = _sized(sample, size).topk(rank, sorted=False).values.amin()
-    return _Bound(least, rank, n / sample.numel())
+    return _Bound(step, rank, math.ceil((rank + 5 * math.sqrt(rank)) * step))
+
+
+def _plain(entries: torch.Tensor, size: Size) -> torch.Tensor:
+    """What counts of entries."""
+    if size == "value":
+        return entries
+    return -entries if size == "turned" else entries.abs()
 
 
 def _sized(entries: torch.Tensor, size: Size) -> torch.Tensor:
-    """What counts of entries; NaN as infinity."""
-    if size != "value":
-        entries = -entries if size == "turned" else entries.abs()
-    return entries.nan_to_num(nan=math.inf, posinf=math.inf, neginf=-math.inf)
+    """The same; NaN as infinity."""
+    sizes = _plain(entries, size)
+    return sizes.nan_to_num(nan=math.inf, posinf=math.inf, neginf=-math.inf)
 
 
 def _first_of_equals(sizes: torch.Tensor, k: int) -> torch.Tensor:
