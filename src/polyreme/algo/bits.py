@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import cache
+from importlib import import_module
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
@@ -13,12 +14,12 @@ if TYPE_CHECKING:
     Integers = NDArray[Any]
 
 
-def compiled(like: torch.Tensor) -> Any:
-    """The compiled form for tensors like that (`compress.tiles`): elsewhere than on the host.
+def compiled(like: torch.Tensor, name: str = "tiles") -> Any:
+    """What that file of `compress` compiles, for tensors like that: elsewhere than on the host.
 
     None where there is none.
     """
-    return None if like.device.type == "cpu" else _tiles()
+    return None if like.device.type == "cpu" else _compiled(name)
 
 
 def n_bytes(n_values: int, width: int) -> int:
@@ -109,12 +110,10 @@ def width(n_values: int) -> int:
 
 
 @cache
-def _tiles() -> Any:
+def _compiled(name: str) -> Any:
     if find_spec("triton") is None:
         return None
-    from .compress import tiles
-
-    return tiles
+    return import_module(f".compress.{name}", __package__)
 
 
 def _packed(values: Integers, width: int) -> Integers:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from importlib import import_module
-from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
+
+from .. import bits
 
 if TYPE_CHECKING:
     import torch
@@ -39,9 +39,7 @@ class _Listed(NamedTuple):
 
 def picked(like: torch.Tensor, name: Literal["picked", "ranked", "gaps"] = "picked") -> Any:
     """The compiled passes of that file for vectors like that; None: torch's own will do."""
-    if like.device.type == "cpu" or like.numel() < _MANY or find_spec("triton") is None:
-        return None
-    return import_module(f".{name}", __package__)
+    return None if like.numel() < _MANY else bits.compiled(like, name)
 
 
 def reaching(flat: torch.Tensor, least: torch.Tensor, *, size: Size) -> Found:

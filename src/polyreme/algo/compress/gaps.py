@@ -41,7 +41,7 @@ def joined(unary: torch.Tensor, rest: torch.Tensor, width: int) -> torch.Tensor:
     return ends
 
 
-@triton.jit  # type: ignore[untyped-decorator]
+@triton.jit
 def _gap(where, at, k):  # type: ignore[no-untyped-def]
     here = tl.load(where + at, mask=at < k, other=0)
     before = tl.load(where + at - 1, mask=(at > 0) & (at < k), other=-1)

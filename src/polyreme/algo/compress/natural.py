@@ -48,6 +48,10 @@ class Natural(CompressorKind, frozen=True, kw_only=True, tag="Natural", tag_fiel
         import torch
 
         if applies(x) and x.dtype != torch.float64:
+            rounded = bits.compiled(x, "rounded")
+            if rounded is not None and rounded.applies(x):
+                most = _most(x.dtype)
+                return (rounded.powers(x.reshape(-1), draw.key("own", x.device), most),), state
             return (fused(_coded)(x.reshape(-1), draw.key("own", x.device)),), state
         flat = widened(x)
         size, finite = flat.abs(), flat.isfinite()
@@ -55,7 +59,7 @@ class Natural(CompressorKind, frozen=True, kw_only=True, tag="Natural", tag_fiel
         drawn = draw.uniform(flat)
         part, exponent = torch.frexp(size)
         power = exponent.long() - 1 + (drawn < 2 * part - 1)
-        power = power.clamp(max=15 if x.dtype == torch.float16 else _BIAS)
+        power = power.clamp(max=_most(x.dtype) - _BIAS)
         tiny = size < 2.0**-126
         code = torch.where(tiny, (drawn < size.double() * 2.0**126).long(), power + _BIAS)
         code = torch.where(finite, code, torch.full_like(code, _NOT_FINITE))
@@ -66,6 +70,11 @@ class Natural(CompressorKind, frozen=True, kw_only=True, tag="Natural", tag_fiel
         import torch
 
         if applies(buffers[0]):
+            rounded = bits.compiled(buffers[0], "rounded")
+            if rounded is not None:
+                dtype = getattr(torch, like.dtype)
+                meant: torch.Tensor = rounded.of_powers(buffers[0], like.n_entries, dtype)
+                return meant.view(like.shape)
             read = fused(_meant, dtype=like.dtype)
             out: torch.Tensor = read(buffers[0], like.n_entries)
             return out.view(like.shape)
@@ -76,6 +85,13 @@ class Natural(CompressorKind, frozen=True, kw_only=True, tag="Natural", tag_fiel
         return shaped(sign * size, like.shape, like.dtype)
 
 
+def _most(dtype: torch.dtype) -> int:
+    """The exponent of the largest power of two of that type."""
+    import torch
+
+    return _BIAS + (15 if dtype == torch.float16 else _BIAS)
+
+
 def _coded(x: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
     """As the members of float32 say it: 1 bit of sign, 8 of exponent, 23 of what is above it."""
     import torch
@@ -84,8 +100,8 @@ def _coded(x: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
     held = flat.view(torch.int32)
     exponent, above = held >> 23 & 255, (held & 0x7FFFFF).to(torch.float32) * 2.0**-23
     up = counted.uniform(key, flat.numel(), dtype=torch.float32) < above
-    most = _BIAS + (15 if x.dtype == torch.float16 else _BIAS)
-    code = torch.where(exponent < _NOT_FINITE, (exponent + up).clamp(max=most), _NOT_FINITE)
+    risen = (exponent + up).clamp(max=_most(x.dtype))
+    code = torch.where(exponent < _NOT_FINITE, risen, _NOT_FINITE)
     return bits.joined(code | (flat < 0).int() << 8, width=_WIDTH)
 
 

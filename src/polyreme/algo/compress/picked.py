@@ -85,7 +85,7 @@ def sized(x, mode: tl.constexpr, wide: tl.constexpr):  # type: ignore[no-untyped
     return tl.where(found != found, float("inf"), found)
 
 
-@triton.jit  # type: ignore[untyped-decorator]
+@triton.jit
 def ones(word):  # type: ignore[no-untyped-def]
     """How many bits of each int32 are set."""
     pairs = (word & 0x55555555) + ((word >> 1) & 0x55555555)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import msgspec
 
@@ -92,8 +92,18 @@ class QSGD(CompressorKind, frozen=True, kw_only=True, tag="QSGD", tag_field="kin
 
     def decode(self, buffers: tuple[torch.Tensor, ...], like: Like) -> torch.Tensor:
         """Levels times their norm."""
+        import torch
+
         norms, packed = buffers
         if applies(packed) and self.coding == "fixed":
+            if (rounded := self._rounded(packed)) is not None:
+                dtype, rows = getattr(torch, like.dtype), packed.reshape(-1, packed.shape[-1])
+                each = [
+                    rounded.of_levels(row, norm, like.n_entries, self.levels, self._width, dtype)
+                    for row, norm in zip(rows, norms.reshape(-1, 1), strict=True)
+                ]
+                meant = each[0] if packed.dim() == 1 else torch.stack(each)
+                return meant.view((*packed.shape[:-1], *like.shape))
             read = fused(
                 _shown,
                 levels=self.levels,
@@ -111,9 +121,19 @@ class QSGD(CompressorKind, frozen=True, kw_only=True, tag="QSGD", tag_field="kin
 
     def _coded(self, x: torch.Tensor, draw: Draw) -> tuple[torch.Tensor, torch.Tensor]:
         """Norms and packed levels of a tensor on an accelerator."""
+        rounded = self._rounded(x)
+        if rounded is not None and rounded.applies(x):
+            flat, key = x.reshape(-1), draw.key("own", x.device)
+            norm = rounded.norm(flat)
+            return norm, rounded.levels(flat, norm, key, self.levels, self._width)
         write = fused(_coded, levels=self.levels, bucket=self.bucket, width=self._width)
         norms, packed = write(x.reshape(-1), draw.key("own", x.device))
         return norms, packed
+
+    def _rounded(self, like: torch.Tensor) -> Any:
+        """Compiled passes: of narrow levels of one norm."""
+        rounded = None if self.bucket else bits.compiled(like, "rounded")
+        return None if rounded is None or self._width > rounded.NARROW else rounded
 
     def _drawn(
         self, rows: torch.Tensor, draws: Sequence[Draw]

@@ -49,8 +49,8 @@ def largest(flat: torch.Tensor, k: int, *, size: Size, step: int, rank: int, mos
     where = torch.empty(most, dtype=torch.int64, device=device)
     above = torch.empty(most, dtype=torch.int32, device=device)
     bins = torch.zeros(_COARSE + _FINE, dtype=torch.int32, device=device)
-    given = flat, least, found.words, found.ends, where, above, bins
-    _candidates[len(found.ends),](*given, most, mode, _COARSE, _FINE, WORDS)
+    marked = flat, least, found.words, found.ends, where, above, bins
+    _candidates[len(found.ends),](*marked, most, mode, _COARSE, _FINE, WORDS)
     last = found.ends[-1:]
     n_tiles = triton.cdiv(most, _TILE)
     _narrow[n_tiles,](above, last, bins, most, k, _COARSE, _FINE, _TILE, num_warps=8)
@@ -66,7 +66,7 @@ def largest(flat: torch.Tensor, k: int, *, size: Size, step: int, rank: int, mos
     return Chosen(out, entries, holds)
 
 
-@triton.jit  # type: ignore[untyped-decorator]
+@triton.jit
 def _key(size):  # type: ignore[no-untyped-def]
     """An int32 that is larger the larger a float32 is."""
     bits = size.to(tl.int32, bitcast=True)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 
-from .. import counted
+from .. import bits, counted
 from ..fused import applies, fused
 from ..packet import Buffer, Like
 from .kind import CompressorKind, State
@@ -54,6 +54,11 @@ class TernGrad(CompressorKind, frozen=True, kw_only=True, tag="TernGrad", tag_fi
         import torch
 
         if applies(x):
+            rounded = bits.compiled(x, "rounded")
+            if rounded is not None and rounded.applies(x):
+                flat = x.reshape(-1)
+                scale = rounded.scale(flat, self.clip)
+                return (scale, rounded.signs(flat, scale, draw.key("own", x.device))), state
             made = fused(_coded, clip=self.clip)(x.reshape(-1), draw.key("own", x.device))
             return made, state
         flat = widened(x)
@@ -70,8 +75,15 @@ class TernGrad(CompressorKind, frozen=True, kw_only=True, tag="TernGrad", tag_fi
 
     def decode(self, buffers: tuple[torch.Tensor, ...], like: Like) -> torch.Tensor:
         """Signs times the largest magnitude."""
+        import torch
+
         scale, packed = buffers
         if applies(packed):
+            rounded = bits.compiled(packed, "rounded")
+            if rounded is not None:
+                dtype = getattr(torch, like.dtype)
+                meant: torch.Tensor = rounded.of_signs(packed, scale, like.n_entries, dtype)
+                return meant.view(like.shape)
             out: torch.Tensor = fused(_meant, dtype=like.dtype)(scale, packed, like.n_entries)
             return out.view(like.shape)
         scale = scale.masked_fill(scale.isinf(), float("nan"))
