@@ -8,7 +8,7 @@ import msgspec
 
 from ..packet import Buffer, Like
 from .kind import CompressorKind, State
-from .matrices import directions, gains, matrix, orthonormal, product, sides
+from .matrices import directions, gains, matrix, orthonormal, product, sides, times, turned_times
 
 if TYPE_CHECKING:
     import torch
@@ -60,8 +60,8 @@ class LowRank(CompressorKind, frozen=True, kw_only=True, tag="LowRank", tag_fiel
         whole = matrix(x)
         last = state["directions"]
         start = directions(last, draw, warm=self.warm, device=x.device).to(whole)
-        left = orthonormal(whole @ start)
-        right = (whole.T @ left).to(x.dtype)
+        left = orthonormal(times(whole, start))
+        right = turned_times(whole, left).to(x.dtype)
         return (left.to(x.dtype).reshape(-1), right.reshape(-1)), {"directions": right}
 
     def decode(self, buffers: tuple[torch.Tensor, ...], like: Like) -> torch.Tensor:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from functools import cache
-from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from .. import counted
+from .. import bits, counted
 from ..fused import applies, fused
 from ..packet import Like
 
@@ -37,7 +35,7 @@ def orthonormal(columns: torch.Tensor) -> torch.Tensor:
     """
     import torch
 
-    thin = _thin() if applies(columns) else None
+    thin = bits.compiled(columns, "thin") if applies(columns) else None
     if thin is not None and len(columns) <= thin.MOST_ROWS:
         n_columns = columns.shape[1]
         if n_columns <= min(len(columns), thin.MOST_COLUMNS):
@@ -45,15 +43,6 @@ def orthonormal(columns: torch.Tensor) -> torch.Tensor:
             return found
     basis: torch.Tensor = torch.linalg.qr(columns).Q
     return basis
-
-
-@cache
-def _thin() -> Any:
-    if find_spec("triton") is None:
-        return None
-    from . import thin
-
-    return thin
 
 
 def matrix(x: torch.Tensor) -> torch.Tensor:
@@ -64,10 +53,32 @@ def matrix(x: torch.Tensor) -> torch.Tensor:
     return x.reshape(x.shape[0], -1).to(wide)
 
 
+def times(whole: torch.Tensor, thin: torch.Tensor) -> torch.Tensor:
+    """A matrix times a thin one."""
+    products = bits.compiled(whole, "products")
+    if products is None or not products.applies(whole, thin):
+        return whole @ thin
+    found: torch.Tensor = products.times(whole, thin)
+    return found
+
+
+def turned_times(whole: torch.Tensor, thin: torch.Tensor) -> torch.Tensor:
+    """A matrix, turned, times a thin one."""
+    products = bits.compiled(whole, "products")
+    if products is None or not products.applies(whole, thin):
+        return whole.T @ thin
+    found: torch.Tensor = products.turned_times(whole, thin)
+    return found
+
+
 def product(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
     """The matrix that two thin ones of as many columns make: left right^T."""
     rank = left.shape[1]
     if applies(left) and applies(right) and rank <= _THIN:
+        products = bits.compiled(left, "products")
+        if products is not None:
+            found: torch.Tensor = products.outer(left, right)
+            return found
         made: torch.Tensor = fused(_outer, rank=rank)(left, right)
         return made
     return left @ right.T
@@ -88,6 +99,10 @@ def directions(last: torch.Tensor, draw: Draw, *, warm: bool, device: torch.devi
     import torch
 
     last = last.to(device)
+    products = bits.compiled(last, "products") if last.numel() else None
+    if products is not None:
+        started: torch.Tensor = products.directions(last, draw.key("shared", device), warm=warm)
+        return started
     lengths = last.abs().sum(0)
     usable = torch.isfinite(lengths) & (lengths > 0) & warm
     if applies(last):  # without waiting for what is usable

@@ -10,7 +10,7 @@ import msgspec
 from ..packet import Like
 from .kind import Combining, CompressorKind, State
 from .low_rank import LowRank
-from .matrices import directions, gains, matrix, orthonormal, product
+from .matrices import directions, gains, matrix, orthonormal, product, times, turned_times
 
 if TYPE_CHECKING:
     import torch
@@ -75,14 +75,14 @@ class PowerSGD(CompressorKind, frozen=True, kw_only=True, tag="PowerSGD", tag_fi
             directions(states[i]["directions"], draws[i], warm=self.warm, device=m.device).to(m)
             for i, m in zip(low, matrices, strict=True)
         ]
-        lefts = [(m @ q).to(xs[0].dtype) for m, q in zip(matrices, starts, strict=True)]
+        lefts = [times(m, q).to(xs[0].dtype) for m, q in zip(matrices, starts, strict=True)]
         first = yield from combining([*lefts, *(xs[i] for i in plain)])
         for i, mean in zip(plain, first[len(low) :], strict=True):
             outs[i] = mean
         if not low:
             return outs, own, after
         bases = [orthonormal(p.to(m)) for p, m in zip(first[: len(low)], matrices, strict=True)]
-        rights = [(m.T @ p).to(xs[0].dtype) for m, p in zip(matrices, bases, strict=True)]
+        rights = [turned_times(m, p).to(xs[0].dtype) for m, p in zip(matrices, bases, strict=True)]
         means = yield from combining(rights)
         for i, p, q, mean in zip(low, bases, rights, means, strict=True):
             outs[i] = product(p, mean.to(p)).to(xs[i].dtype).view(xs[i].shape)
