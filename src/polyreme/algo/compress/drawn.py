@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from .. import counted
+from .. import bits, counted
 from ..fused import applies, fused
 
 if TYPE_CHECKING:
@@ -25,8 +25,15 @@ def chosen(key: torch.Tensor, n: int, k: int) -> torch.Tensor:
 
     if n <= _FEW or 4 * k > n:
         return counted.hashed(key, n).argsort(stable=True)[:k].sort().values
+    n_drawn = _draws(n, k)
+    lots = bits.compiled(key, "lots")
+    if lots is not None:
+        n_sure = _sure(n, k)
+        if n_sure and n_drawn - n_sure <= lots.MOST_LATE:
+            found: torch.Tensor = lots.chosen(key, n, k, n_sure, n_drawn)
+            return found
     below = fused(counted.below) if applies(key) else counted.below
-    drawn = below(key, _draws(n, k), n)
+    drawn = below(key, n_drawn, n)
     place, turn = (drawn.int() if n < 1 << 31 else drawn).sort(stable=True)
     new = torch.ones_like(place, dtype=torch.bool)
     torch.ne(place[1:], place[:-1], out=new[1:])
@@ -38,6 +45,17 @@ def chosen(key: torch.Tensor, n: int, k: int) -> torch.Tensor:
 
 def _draws(n: int, k: int) -> int:
     """So many that fewer than k differ in no run that anybody sees: by 12 standard deviations."""
+    mean, deviation = _spread(n, k)
+    return math.ceil(mean + _SIGMAS * deviation) + 32
+
+
+def _sure(n: int, k: int) -> int:
+    """So few that k differ in no run that anybody sees; 0, if there are none."""
+    mean, deviation = _spread(n, k)
+    return max(0, math.floor(mean - _SIGMAS * deviation) - 32)
+
+
+def _spread(n: int, k: int) -> tuple[float, float]:
+    """How many it takes until k of n differ: mean and standard deviation."""
     left = -math.log1p(-k / n)
-    deviation = math.sqrt(max(0.0, n * (k / (n - k) - left)))
-    return math.ceil(n * left + _SIGMAS * deviation) + 32
+    return n * left, math.sqrt(max(0.0, n * (k / (n - k) - left)))
