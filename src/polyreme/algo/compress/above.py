@@ -26,6 +26,18 @@ class Found(Protocol):
         """Indices in rising order of the first n."""
 
 
+class Marked(Found, Protocol):
+    """Those that were found by a bit of each entry."""
+
+    @property
+    def n_entries(self) -> int:
+        """Of how many."""
+
+    @property
+    def mask(self) -> torch.Tensor:
+        """The bits as bytes, lowest first."""
+
+
 class _Listed(NamedTuple):
     indices: torch.Tensor
 
@@ -58,14 +70,4 @@ def reaching(flat: torch.Tensor, least: torch.Tensor, *, size: Size) -> Found:
 def above(flat: torch.Tensor, least: torch.Tensor, *, size: Size) -> torch.Tensor:
     """Indices in rising order of entries whose size is not below; NaN is not."""
     found = reaching(flat, least, size=size)
-    return found.where(found.n)
-
-
-def true_at(flags: torch.Tensor) -> torch.Tensor:
-    """Indices in rising order of what is true."""
-    passes = picked(flags)
-    if passes is None:
-        where: torch.Tensor = flags.nonzero().squeeze(-1)
-        return where
-    found: Found = passes.counted(flags, flags, size="truth")
     return found.where(found.n)

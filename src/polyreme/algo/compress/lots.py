@@ -32,8 +32,8 @@ def chosen(key: torch.Tensor, n: int, k: int, n_sure: int, n_drawn: int) -> torc
     mixing = _GAMMA, _FIRST, _SECOND
     _set[n_tiles,](key, words, counts, n_sure, n, *mixing, _TILE)
     fresh = torch.empty(n_late, dtype=torch.int32, device=device)
-    given = key, words, fresh, n_sure, n_late, n
-    _look[triton.cdiv(n_late, _LATE),](*given, *mixing, _LATE, _BEFORE)
+    looked = key, words, fresh, n_sure, n_late, n
+    _look[triton.cdiv(n_late, _LATE),](*looked, *mixing, _LATE, _BEFORE)
     given = key, words, counts, fresh, n_tiles, n_sure, n_late, n, k
     _complete[1,](*given, *mixing, triton.next_power_of_2(n_late), _TILE, num_warps=8)
     octets = words.view(torch.uint8)[: -(-n // 8)]

@@ -1,4 +1,4 @@
-"""Which entries of a vector are at or above a value, or set in a mask, on accelerators.
+"""Which entries of a vector are at or above a value, or have a bit set, on accelerators.
 
 Compiled by Triton, which torch brings along where there is one: import this only then. One pass
 over all entries makes a bit of each and counts those of every tile; where each tile's begin in the
@@ -13,9 +13,9 @@ import torch
 import triton
 import triton.language as tl
 
-from .above import Size
+Size = Literal["value", "magnitude", "turned"]
 
-MODES = {"value": 0, "magnitude": 1, "turned": 2, "truth": 3}
+MODES = {"value": 0, "magnitude": 1, "turned": 2}
 WORDS = 128  # of a tile, 32 entries each
 
 
@@ -47,8 +47,6 @@ class Counted(NamedTuple):
 def counted(flat: torch.Tensor, least: torch.Tensor, *, size: Counts) -> Counted:
     """Of entries whose size is not below `least`; NaN is above all."""
     flat = flat.contiguous()
-    if size == "truth":
-        flat = flat.view(torch.uint8)
     n_tiles = triton.cdiv(flat.numel(), 32 * WORDS)
     words = torch.empty(n_tiles * WORDS, dtype=torch.int32, device=flat.device)
     counts = torch.empty(n_tiles, dtype=torch.int32, device=flat.device)
@@ -111,12 +109,9 @@ def _mark(  # type: ignore[no-untyped-def]
     at = word[:, None] * 32 + place[None, :]
     there = at < n
     x = tl.load(flat + at, mask=there, other=0)
-    if mode == 3:
-        reached = (x != 0) & there
-    else:
-        bound = tl.load(least)
-        bound = bound.to(tl.float64) if wide else bound.to(tl.float32)
-        reached = (sized(x, mode, wide) >= bound) & there
+    bound = tl.load(least)
+    bound = bound.to(tl.float64) if wide else bound.to(tl.float32)
+    reached = (sized(x, mode, wide) >= bound) & there
     bits = tl.sum(reached.to(tl.int32) << place[None, :], axis=1).to(tl.int32)
     tl.store(words + word, bits)
     tl.store(counts + tl.program_id(0), tl.sum(ones(bits)))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from .. import bits
-from .above import picked
+from .above import Marked, picked
 
 if TYPE_CHECKING:
     import torch
@@ -28,6 +28,13 @@ def pack(where: torch.Tensor, n_entries: int) -> torch.Tensor:
     if _as_bits(k, n_entries):
         return bits.pack(mask(where, n_entries), 1)
     return bits.pack(where, bits.width(n_entries))
+
+
+def pack_found(found: Marked, k: int) -> torch.Tensor:
+    """The same of what was found by bits, of which k are set."""
+    if k != found.n_entries and _as_bits(k, found.n_entries):
+        return found.mask
+    return pack(found.where(k), found.n_entries)
 
 
 def unpack(packed: torch.Tensor, k: int, n_entries: int) -> torch.Tensor:

@@ -5,14 +5,9 @@ Compiled by Triton, which torch brings along where there is one: import this onl
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch
 import triton
 import triton.language as tl
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 WIDEST = 57  # bits of a value that lie in eight bytes wherever they begin
 _EIGHTS = 256  # of values, of one program
@@ -67,20 +62,6 @@ def either(octets: torch.Tensor, two: torch.Tensor, n: int) -> torch.Tensor:
     if n:
         _either[triton.cdiv(n, _ENTRIES),](octets.contiguous(), two.contiguous(), out, n, _ENTRIES)
     return out
-
-
-def sure(
-    flat: torch.Tensor, residue: torch.Tensor, squares: torch.Tensor, alpha: float, decay: float
-) -> Sequence[torch.Tensor]:
-    """Which entries VarianceBased is sure of; a copy of all; the sums of squares, decayed."""
-    flat, n = flat.contiguous(), flat.numel()
-    found = torch.empty(n, dtype=torch.uint8, device=flat.device)
-    copied, after = torch.empty_like(flat), torch.empty_like(flat)
-    factors = flat.new_tensor([alpha, decay])
-    if n:
-        given = flat, residue.contiguous(), squares.contiguous(), factors
-        _sure[triton.cdiv(n, _ENTRIES),](*given, found, copied, after, n, _ENTRIES)
-    return found.view(torch.bool), copied, after
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -147,17 +128,3 @@ def _either(octets, two, out, n, entries: tl.constexpr):  # type: ignore[no-unty
     octet = tl.load(octets + (at >> 3), mask=at < n, other=0).to(tl.int32)
     upper = ((octet >> (at & 7).to(tl.int32)) & 1) == 1
     tl.store(out + at, tl.where(upper, tl.load(two + 1), tl.load(two)), mask=at < n)
-
-
-@triton.jit  # type: ignore[untyped-decorator]
-def _sure(x, residue, squares, factors, found, copied, after, n, entries: tl.constexpr):  # type: ignore[no-untyped-def]
-    at = tl.program_id(0).to(tl.int64) * entries + tl.arange(0, entries)
-    there = at < n
-    entry = tl.load(x + at, mask=there, other=0.0)
-    step = entry - tl.load(residue + at, mask=there, other=0.0)
-    square = tl.load(squares + at, mask=there, other=0.0) + step * step
-    is_sure = (entry * entry > tl.load(factors) * square) & (entry != 0)
-    is_sure = is_sure | (entry != entry) | (tl.abs(entry) == float("inf"))
-    tl.store(found + at, is_sure.to(tl.uint8), mask=there)
-    tl.store(copied + at, entry, mask=there)
-    tl.store(after + at, square * tl.load(factors + 1), mask=there)

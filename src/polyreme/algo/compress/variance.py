@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 
@@ -10,7 +10,6 @@ from .. import bits
 from ..packet import Buffer, Like
 from ..rule.kind import Positive
 from . import places
-from .above import true_at
 from .kind import State
 from .precision import wide, widened
 from .sparse import SparseKind
@@ -69,14 +68,21 @@ class VarianceBased(SparseKind, frozen=True, kw_only=True, tag="VarianceBased", 
 
         flat = widened(x)
         left = {name: each.to(x.device).view(-1) for name, each in state.items()}
-        if (tiles := bits.compiled(flat)) is not None:
-            given = left["residue"], left["squares"], self.alpha, self.decay
-            sure, residue, squares = tiles.sure(flat, *given)
-        else:
-            squares = (flat - left["residue"]).square_().add_(left["squares"])
-            sure = (flat.square() > self.alpha * squares) & (flat != 0) | ~flat.isfinite()
-            residue, squares = flat.clone(), squares.mul_(self.decay)
-        where = true_at(sure)
+        if (sure_of := _sure(flat)) is not None:
+            sent = sure_of.sent(flat, left["residue"], left["squares"], self.alpha, self.decay)
+            k = sent.found.n
+            buffers = (
+                sent.top,
+                torch.full((1,), k, dtype=torch.int32, device=x.device),
+                places.pack_found(sent.found, k),
+                bits.pack(sure_of.codes(flat, sent, k), 4),
+            )
+            after = {"residue": sent.residue, "squares": sent.squares}
+            return buffers, {name: each.view(x.shape) for name, each in after.items()}
+        squares = (flat - left["residue"]).square_().add_(left["squares"])
+        sure = (flat.square() > self.alpha * squares) & (flat != 0) | ~flat.isfinite()
+        residue, squares = flat.clone(), squares.mul_(self.decay)
+        where = sure.nonzero().squeeze(-1)
         held = flat[where]
         top = _power(held.abs().amax()) if held.numel() else flat.new_zeros(())
         # The nearer of two powers is above from three quarters of it on.
@@ -102,7 +108,17 @@ class VarianceBased(SparseKind, frozen=True, kw_only=True, tag="VarianceBased", 
         top, count, packed, codes = buffers
         k = int(count)
         codes = bits.unpack(codes, 4, k)
-        return places.unpack(packed, k, like.n_entries), _meant(top, codes)
+        sure_of = _sure(top)
+        values = _meant(top, codes) if sure_of is None else sure_of.meant(top, codes)
+        return places.unpack(packed, k, like.n_entries), values
+
+
+def _sure(like: torch.Tensor) -> Any:
+    """Compiled passes: for float32."""
+    import torch
+
+    fits = like.numel() and like.dtype == torch.float32
+    return bits.compiled(like, "sure") if fits else None
 
 
 def _meant(top: torch.Tensor, codes: torch.Tensor) -> torch.Tensor:
