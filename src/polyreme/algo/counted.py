@@ -68,8 +68,12 @@ def normal(key: torch.Tensor, n: int) -> torch.Tensor:
 
 
 def signs(key: torch.Tensor, n: int, dtype: torch.dtype) -> torch.Tensor:
-    """Plus or minus 1, as likely."""
-    return (1 - 2 * (hashed(key, n) >> 63 & 1)).to(dtype)
+    """Plus or minus 1, as likely: 64 of them are the bits of a number, lowest first."""
+    import torch
+
+    bits = torch.arange(64, device=key.device)
+    whole = hashed(key, (n + 63) // 64).unsqueeze(1) >> bits & 1
+    return (1 - 2 * whole).to(dtype).view(-1)[:n]
 
 
 def below(key: torch.Tensor, n: int, bound: int) -> torch.Tensor:

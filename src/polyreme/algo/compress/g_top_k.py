@@ -85,8 +85,10 @@ class GTopK(Sparsifier, frozen=True, kw_only=True, tag="GTopK", tag_field="kind"
             n = x.numel()
             chosen, values = top.held(common.buffers, common.like)
             outs.append(scattered(chosen, values / me.n, n).view(x.shape))
-            where, _ = top.held(mine.buffers, mine.like)
-            where = where[places.mask(chosen, n)[where]]
+            where = chosen
+            if common is not mine:
+                where, _ = top.held(mine.buffers, mine.like)
+                where = where[places.mask(chosen, n)[where]]
             sent.append(scattered(where, x.reshape(-1)[where], n).view(x.shape))
         return outs, sent, list(states)
 

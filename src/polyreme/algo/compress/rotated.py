@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 from functools import cache
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 
-from .. import counted
+from .. import bits, counted
 from ..draw import is_key, of_seed
 from ..fused import applies, fused
 from ..packet import Buffer, Like
@@ -81,6 +81,11 @@ class Rotated(CompressorKind, frozen=True, kw_only=True, tag="Rotated", tag_fiel
         import torch
 
         flat, seed = widened(x), draw.seed_of("shared", x.device)
+        if (turns := self._turns(flat)) is not None:
+            size = self._size(flat.numel())
+            rotated = turns.turned(flat, seed, flat.numel(), size, back=False)
+            buffers, after = self.inner.encode(rotated, state, draw.at(0))
+            return (seed, *buffers), after
         padded = torch.nn.functional.pad(flat, (0, -flat.numel() % self._size(flat.numel())))
         signed = _flipped(padded, seed, keyed=x.device.type != "cpu")
         rotated = self._turned(signed, flat.numel())
@@ -91,9 +96,20 @@ class Rotated(CompressorKind, frozen=True, kw_only=True, tag="Rotated", tag_fiel
         """What the inner compressor meant, turned back."""
         seed, *inner = buffers
         rotated = self.inner.decode(tuple(inner), self._rotated(like))
+        if (turns := self._turns(rotated)) is not None and is_key(seed):
+            n, size = like.n_entries, self._size(like.n_entries)
+            return shaped(turns.turned(rotated, seed, n, size, back=True), like.shape, like.dtype)
         turned = self._turned(rotated, like.n_entries)
         flat = _flipped(turned, seed, keyed=is_key(seed))
         return shaped(flat[: like.n_entries], like.shape, like.dtype)
+
+    def _turns(self, flat: torch.Tensor) -> Any:
+        """Compiled rotations: of blocks that are squares, in float32."""
+        import torch
+
+        turns = bits.compiled(flat, "turns") if flat.dtype == torch.float32 else None
+        fits = turns is not None and self._size(flat.numel()) in turns.SIDES
+        return turns if fits else None
 
     def _size(self, n_entries: int) -> int:
         return min(self.block, 1 << max(n_entries - 1, 0).bit_length())

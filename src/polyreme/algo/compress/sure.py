@@ -95,7 +95,7 @@ def _sure(  # type: ignore[no-untyped-def]
     tl.store(tops + tl.program_id(0), tl.where(any_broken, float("nan"), largest))
 
 
-@triton.jit  # type: ignore[untyped-decorator]
+@triton.jit
 def _exponent(size):  # type: ignore[no-untyped-def]
     """Of the power of two at or below; far below all others for zero and what is not finite."""
     small = size < 1.1754943508222875e-38
@@ -104,7 +104,7 @@ def _exponent(size):  # type: ignore[no-untyped-def]
     return tl.where((size > 0) & (size < float("inf")), exponent, -1048576)
 
 
-@triton.jit  # type: ignore[untyped-decorator]
+@triton.jit
 def _power(top):  # type: ignore[no-untyped-def]
     """The power of two at or below; zero and what is not finite stay."""
     small = top < 1.1754943508222875e-38
@@ -114,7 +114,7 @@ def _power(top):  # type: ignore[no-untyped-def]
     return tl.where((top > 0) & (top < float("inf")), power, top)
 
 
-@triton.jit  # type: ignore[untyped-decorator]
+@triton.jit
 def _down(x, power):  # type: ignore[no-untyped-def]
     """Steps of two below the top; the nearer of two is above from three quarters of it on."""
     size = tl.abs(x)
