@@ -24,7 +24,7 @@ def split(where: torch.Tensor, width: int) -> tuple[torch.Tensor, torch.Tensor]:
     rest = torch.empty(k, dtype=torch.int32, device=device)
     counts = torch.empty(n_tiles, dtype=torch.int64, device=device)
     _divide[n_tiles,](where, rest, counts, k, width, _TILE)
-    ends = counts.cumsum(0)
+    ends = picked.summed(counts)
     n_bits = int(ends[-1])
     words = torch.full((n_bits // 32 + 1,), -1, dtype=torch.int32, device=device)
     _unary[n_tiles,](where, ends, words, k, n_tiles, width, _TILE)

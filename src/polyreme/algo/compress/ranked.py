@@ -13,7 +13,7 @@ import torch
 import triton
 import triton.language as tl
 
-from .picked import MODES, WORDS, Size, counted, ones, sized
+from .picked import MODES, WORDS, Size, counted, ones, sized, summed
 
 _TILE = 4096  # of candidates
 _SAMPLED = 512  # of one program
@@ -32,10 +32,20 @@ class Chosen(NamedTuple):
     holds: torch.Tensor
 
 
-def largest(flat: torch.Tensor, k: int, *, size: Size, step: int, rank: int, most: int) -> Chosen:
+def largest(
+    flat: torch.Tensor,
+    k: int,
+    *,
+    size: Size,
+    step: int,
+    rank: int,
+    most: int,
+    holds: torch.Tensor | None = None,
+) -> Chosen:
     """The k largest, of equal ones the first; NaN above all. Of at most 32 bits each.
 
     `rank` is that of the bound in a sample, every step-th entry; at most `most` reach it.
+    `holds` is where that is to be written.
     """
     flat, device = flat.contiguous(), flat.device
     n, mode = flat.numel(), MODES[size]
@@ -44,24 +54,25 @@ def largest(flat: torch.Tensor, k: int, *, size: Size, step: int, rank: int, mos
     _sample[triton.cdiv(n_sampled, _SAMPLED),](flat, keys, n, step, mode, _SAMPLED)
     least = torch.empty((), dtype=torch.float32, device=device)
     wide = triton.next_power_of_2(n_sampled)
-    _bound[1,](keys, least, n_sampled, rank, _LOWEST, wide, num_warps=32)
+    bins = torch.empty(_COARSE + _FINE, dtype=torch.int32, device=device)
+    _bound[1,](keys, least, bins, n_sampled, rank, _LOWEST, wide, len(bins), num_warps=32)
     found = counted(flat, least, size=size)
     where = torch.empty(most, dtype=torch.int64, device=device)
     above = torch.empty(most, dtype=torch.int32, device=device)
-    bins = torch.zeros(_COARSE + _FINE, dtype=torch.int32, device=device)
     marked = flat, least, found.words, found.ends, where, above, bins
     _candidates[len(found.ends),](*marked, most, mode, _COARSE, _FINE, WORDS)
     last = found.ends[-1:]
     n_tiles = triton.cdiv(most, _TILE)
     _narrow[n_tiles,](above, last, bins, most, k, _COARSE, _FINE, _TILE, num_warps=8)
     counts = torch.empty(2, n_tiles, dtype=torch.int32, device=device)
-    holds = torch.empty(1, dtype=torch.int32, device=device)
+    if holds is None:
+        holds = torch.empty(1, dtype=torch.int32, device=device)
     _compare[n_tiles,](
         above, last, bins, counts, holds, most, k, n_tiles, _COARSE, _FINE, _TILE, num_warps=8
     )
     out = torch.empty(k, dtype=torch.int64, device=device)
     entries = torch.empty(k, dtype=flat.dtype, device=device)
-    given = flat, above, where, last, bins, counts.cumsum(1), out, entries
+    given = flat, above, where, last, bins, summed(counts), out, entries
     _choose[n_tiles,](*given, most, k, n_tiles, _COARSE, _FINE, _TILE, num_warps=8)
     return Chosen(out, entries, holds)
 
@@ -82,8 +93,18 @@ def _sample(flat, keys, n, step, mode: tl.constexpr, tile: tl.constexpr):  # typ
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def _bound(keys, least, n, rank, lowest: tl.constexpr, tile: tl.constexpr):  # type: ignore[no-untyped-def]
-    """What the one of that rank reaches, but for the last of its digits."""
+def _bound(  # type: ignore[no-untyped-def]
+    keys,
+    least,
+    bins,
+    n,
+    rank,
+    lowest: tl.constexpr,
+    tile: tl.constexpr,
+    n_bins: tl.constexpr,
+):
+    """What the one of that rank reaches, but for the last of its digits; and clears the bins."""
+    tl.store(bins + tl.arange(0, n_bins), tl.zeros([n_bins], tl.int32))
     at = tl.arange(0, tile)
     key = tl.load(keys + at, mask=at < n, other=lowest)
     low = tl.where(tl.sum((key >= 0).to(tl.int32)) >= rank, 0, lowest)

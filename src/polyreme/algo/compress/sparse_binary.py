@@ -52,7 +52,7 @@ class SBC(Sparsifier, frozen=True, kw_only=True, tag="SBC", tag_field="kind"):
         flat = widened(x)
         k = count(self.ratio, flat.numel())
         upper, lower = leading(flat, k, "value", "turned")
-        means = [side.entries.double().sum() / max(k, 1) for side in (upper, lower)]
+        means = [side.entries.sum(dtype=torch.float64) / max(k, 1) for side in (upper, lower)]
         # Which one it is the host need not know.
         turned = -means[1] > means[0]
         where = torch.where(turned, lower.where, upper.where)
@@ -93,10 +93,12 @@ class STC(SBC, frozen=True, kw_only=True, tag="STC", tag_field="kind"):
         self, x: torch.Tensor, state: State, draw: Draw
     ) -> tuple[tuple[torch.Tensor, ...], State]:
         """The largest entries, and their mean."""
+        import torch
+
         flat = widened(x)
         k = count(self.ratio, flat.numel())
         where, held = leading(flat, k, "magnitude")[0]
-        mean = held.abs().double().sum() / max(k, 1)
+        mean = held.abs().sum(dtype=torch.float64) / max(k, 1)
         gaps = golomb.pack(where, golomb.remainder(k, flat.numel()))
         return (mean.to(flat.dtype).view(1), *gaps, bits.pack(held < 0, 1)), state
 

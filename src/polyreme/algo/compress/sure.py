@@ -12,7 +12,7 @@ import torch
 import triton
 import triton.language as tl
 
-from .picked import WORDS, Counted, ones
+from .picked import WORDS, Counted, ones, summed
 
 _ENTRIES = 1024
 _FINEST = 7
@@ -42,7 +42,7 @@ def sent(
     power = torch.empty_like(top)
     counts = torch.empty(n_tiles, dtype=torch.int32, device=device)
     _send[n_tiles,](flat, words, top, power, counts, copied, after, WORDS, _FINEST)
-    return Sent(power, Counted(words, counts.cumsum(0), n), copied, after)
+    return Sent(power, Counted(words, summed(counts), n), copied, after)
 
 
 def codes(flat: torch.Tensor, sent: Sent, k: int) -> torch.Tensor:

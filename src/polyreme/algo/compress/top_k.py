@@ -145,8 +145,12 @@ def leading(entries: torch.Tensor, k: int, *sizes: Size) -> list[Leading]:
         return [Leading(where, entries[where]) for where in found]
     step, rank, most = bound
     given = {"step": step, "rank": rank, "most": most}
-    ranked = [passes.largest(entries, k, size=size, **given) for size in sizes]
-    holds = torch.cat([each.holds for each in ranked]).tolist()
+    flags = torch.empty(len(sizes), dtype=torch.int32, device=entries.device)
+    ranked = [
+        passes.largest(entries, k, size=size, holds=flags[i : i + 1], **given)
+        for i, size in enumerate(sizes)
+    ]
+    holds = flags.tolist()
     out = []
     for size, each, right in zip(sizes, ranked, holds, strict=True):
         where = each.where if right else _of_all(_sized(entries, size).unsqueeze(0), k)[0]
