@@ -133,6 +133,16 @@ def test_entries_are_drawn_once_each() -> None:
         assert where[-1] < n
 
 
+def test_fewer_than_are_wanted_differ_among_those_drawn_first() -> None:
+    """One more and an accelerator, which keeps all of these, sends other entries than are read."""
+    for n, k in ((5000, 50), (5000, 1200), (1 << 18, 9999), (1 << 22, 1 << 15), (5000, 1)):
+        sure = drawn._sure(n, k)
+        assert sure < drawn._draws(n, k)
+        for step in range(5):
+            key = Draw(seed=0, worker=0, step=step).key("own", HOST)
+            assert len(counted.below(key, sure, n).unique()) < k
+
+
 def test_small_matrices_make_the_transform() -> None:
     for size in (1, 2, 8, 32, 64, 128, 256, 4096, 65536):
         rows = _vector(3 * size).double().view(3, size)

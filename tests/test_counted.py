@@ -42,3 +42,16 @@ def test_keys_that_differ_in_a_bit_give_unlike_numbers() -> None:
 
 def test_no_numbers_are_drawn_of_none() -> None:
     assert _uniform(KEYS[0], 0).shape == (0,)
+
+
+def test_signs_are_all_bits_of_numbers_and_lean_to_neither_side() -> None:
+    """A sign that two places share, or a bit that is always set, leaves rotations uneven."""
+    for key in KEYS:
+        signs = counted.signs(torch.tensor(key), N, torch.float32)
+        whole = counted.hashed(torch.tensor(key), N // 64)
+        for place in (0, 31, 32, 63):
+            assert torch.equal(signs[place::64] < 0, (whole >> place & 1) == 1)
+        assert torch.equal(counted.signs(torch.tensor(key), 70, torch.float32), signs[:70])
+        assert float(signs.view(-1, 64).mean(0).abs().max()) < 5 / (N / 64) ** 0.5
+        for lag in (1, 2, 32, 64):
+            assert float((signs[lag:] * signs[:-lag]).mean().abs()) < 5 / N**0.5

@@ -55,7 +55,7 @@ def largest(
     least = torch.empty((), dtype=torch.float32, device=device)
     wide = triton.next_power_of_2(n_sampled)
     bins = torch.empty(_COARSE + _FINE, dtype=torch.int32, device=device)
-    _bound[1,](keys, least, bins, n_sampled, rank, _LOWEST, wide, len(bins), num_warps=32)
+    _bound[1,](keys, least, bins, n_sampled, rank, _LOWEST, wide, len(bins), num_warps=16)
     found = counted(flat, least, size=size)
     where = torch.empty(most, dtype=torch.int64, device=device)
     above = torch.empty(most, dtype=torch.int32, device=device)

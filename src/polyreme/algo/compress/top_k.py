@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from ..draw import Draw
 
-_SAMPLE, _SAMPLED_FROM = 1 << 16, 1 << 20
+_SAMPLE, _SAMPLED_FROM = 1 << 15, 1 << 20
 
 
 class TopK(Sparsifier, frozen=True, kw_only=True, tag="TopK", tag_field="kind"):

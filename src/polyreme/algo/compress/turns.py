@@ -26,7 +26,7 @@ def turned(flat: torch.Tensor, key: torch.Tensor, n: int, size: int, *, back: bo
     n_blocks = -(-n // size)
     out = torch.empty(n if back else n_blocks * size, dtype=torch.float32, device=flat.device)
     given = flat.contiguous(), key, out, n, 1 / math.sqrt(size)
-    _turned[n_blocks,](*given, SIDES[size], back, _GAMMA, _FIRST, _SECOND, num_warps=8, maxnreg=128)
+    _turned[n_blocks,](*given, SIDES[size], back, _GAMMA, _FIRST, _SECOND, num_warps=8)
     return out
 
 
