@@ -153,7 +153,7 @@ def leading(entries: torch.Tensor, k: int, *sizes: Size) -> list[Leading]:
     holds = flags.tolist()
     out = []
     for size, each, right in zip(sizes, ranked, holds, strict=True):
-        where = each.where if right else _of_all(_sized(entries, size).unsqueeze(0), k)[0]
+        where = each.where if right else _alone(entries, k, size)
         out.append(Leading(where, each.entries if right else entries[where]))
     return out
 
