@@ -13,7 +13,7 @@ import torch
 import triton
 import triton.language as tl
 
-from .picked import MODES, WORDS, Size, counted, ones, sized, summed
+from .picked import MODES, WORDS, Size, counted, ones, sized
 
 _TILE = 4096  # of candidates
 _SAMPLED = 512  # of one program
@@ -72,7 +72,7 @@ def largest(
     )
     out = torch.empty(k, dtype=torch.int64, device=device)
     entries = torch.empty(k, dtype=flat.dtype, device=device)
-    given = flat, above, where, last, bins, summed(counts), out, entries
+    given = flat, above, where, last, bins, counts, out, entries
     _choose[n_tiles,](*given, most, k, n_tiles, _COARSE, _FINE, _TILE, num_warps=8)
     return Chosen(out, entries, holds)
 
@@ -233,7 +233,7 @@ def _choose(  # type: ignore[no-untyped-def]
     where,
     last,
     bins,
-    ends,
+    counts,
     out,
     entries,
     most,
@@ -251,8 +251,11 @@ def _choose(  # type: ignore[no-untyped-def]
     distance = tl.load(above + at, mask=at < total, other=0).to(tl.uint32, bitcast=True)
     higher = ((distance > least.to(tl.uint32)) & (at < total)).to(tl.int32)
     equal = ((distance == least.to(tl.uint32)) & (at < total)).to(tl.int32)
-    before = tl.load(ends + program).to(tl.int32) - tl.sum(higher)
-    equals = tl.load(ends + n_tiles + program).to(tl.int32) - tl.sum(equal)
+    before, equals = 0, 0
+    for start in range(0, program, tile):
+        earlier = start + tl.arange(0, tile)
+        before += tl.sum(tl.load(counts + earlier, mask=earlier < program, other=0))
+        equals += tl.sum(tl.load(counts + n_tiles + earlier, mask=earlier < program, other=0))
     equals = equals + tl.cumsum(equal, 0) - equal
     room = k - n_higher
     to = before + tl.cumsum(higher, 0) - higher + tl.minimum(equals, room)
