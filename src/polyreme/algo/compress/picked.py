@@ -7,13 +7,13 @@ whole follows, and then only the bits are read again, a thirty-second of what th
 
 from __future__ import annotations
 
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import torch
 import triton
 import triton.language as tl
 
-Size = Literal["value", "magnitude", "turned"]
+from .above import Size
 
 MODES = {"value": 0, "magnitude": 1, "turned": 2}
 WORDS = 128  # of a tile, 32 entries each
@@ -45,7 +45,7 @@ class Counted(NamedTuple):
         return self.words.view(torch.uint8)[: -(-self.n_entries // 8)]
 
 
-def counted(flat: torch.Tensor, least: torch.Tensor, *, size: Counts) -> Counted:
+def counted(flat: torch.Tensor, least: torch.Tensor, *, size: Size) -> Counted:
     """Of entries whose size is not below `least`; NaN is above all."""
     flat = flat.contiguous()
     n_tiles = triton.cdiv(flat.numel(), 32 * WORDS)

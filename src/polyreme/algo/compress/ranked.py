@@ -13,7 +13,8 @@ import torch
 import triton
 import triton.language as tl
 
-from .picked import MODES, WORDS, Size, counted, ones, sized
+from .above import Size
+from .picked import MODES, WORDS, counted, ones, sized
 
 _TILE = 4096  # of candidates
 _SAMPLED = 512  # of one program
