@@ -4,9 +4,9 @@
 
 As root: each process is in a network namespace, whose way out tbf limits. Blocks of a Llama (512
 wide, 4 samples of 512 tokens, float32) go forward and backward; passes in which sums run beside
-(`beside`) and in which each is waited for where it is asked for (`waited`) take turns in one run.
-Seconds are medians on the first process; `silent` are the same passes of parts that exchange
-nothing.
+(`beside`) and in which each is waited for where it is asked for (`waited`) take turns in one run,
+two passes each, of which the second counts. Seconds are medians on the first process; `silent` are
+the same passes of parts that exchange nothing.
 """
 
 from __future__ import annotations
@@ -92,12 +92,13 @@ def part(n_blocks: int, turns: int) -> None:
             for way in (WAYS if not sp else WAYS[:2])
         }
         seconds: dict[str, list[tuple[float, float]]] = {way: [] for way in made}
-        for turn in range(turns + 1):
-            for way in made:
-                dist.barrier()
-                found = passes(made[way], sp)
-                if turn:
-                    seconds[way].append(found)
+        for turn in range(turns):
+            for way in sorted(made, reverse=turn % 2 == 1):
+                for counts in (False, True):  # the first may meet what another has left behind
+                    dist.barrier()
+                    found = passes(made[way], sp)
+                    if counts:
+                        seconds[way].append(found)
         if rank == 0:
             for way, own in seconds.items():
                 forward_s, backward_s = (statistics.median(each) for each in zip(*own, strict=True))

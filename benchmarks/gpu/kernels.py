@@ -18,13 +18,13 @@ import datetime
 import math
 import statistics
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, get_args
 
 import torch
 from stand import where
-from torch.autograd import DeviceType
 
 from polyreme.algo import aggregate, compress
 from polyreme.algo.aggregate import Aggregator
@@ -35,6 +35,7 @@ from polyreme.algo.packet import Like
 from polyreme.algo.vector import Layout
 from polyreme.algo.worker import Worker
 from polyreme.cluster import accelerator as accelerators
+from polyreme.runtime.kernels import Recorder
 
 SIZES = (2**22, 2**26)
 ROWS, HOSTILE = 16, 3
@@ -217,19 +218,18 @@ class Bench:
         """What a call starts on the device."""
         if self._on.on_host:
             return {}
+        recorder = Recorder(self._on)
+        recorder.start()
         self._called += 1
-        with torch.profiler.profile() as profiler:
-            call(self._called)
-            self._on.synchronize()
-        kept = [e for e in profiler.key_averages() if e.device_type != DeviceType.CPU]
-        kept.sort(key=lambda event: -event.self_device_time_total)
-        slowest = tuple(
-            (event.key, event.count, event.self_device_time_total / 1e3) for event in kept[:_NAMED]
-        )
+        call(self._called)
+        calls, taken_ms = Counter[str](), Counter[str]()
+        for name, start_s, end_s in recorder.stop():
+            calls[name] += 1
+            taken_ms[name] += 1e3 * (end_s - start_s)  # type: ignore[assignment]
         return {
-            "kernels": sum(event.count for event in kept),
-            "busy_ms": sum(event.self_device_time_total for event in kept) / 1e3,
-            "slowest": slowest,
+            "kernels": calls.total(),
+            "busy_ms": taken_ms.total(),
+            "slowest": tuple((name, calls[name], ms) for name, ms in taken_ms.most_common(_NAMED)),
         }
 
 

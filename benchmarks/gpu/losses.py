@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING, Any
 import bare
 import torch
 from stand import WARM, Setting, Stand, plans, setting, timed_here, where
-from torch._C._autograd import DeviceType
-from torch.profiler import profile, supported_activities
 
+from polyreme.cluster import accelerator as accelerators
 from polyreme.plan.describe import describe
 from polyreme.plan.options import Parallel
+from polyreme.runtime.kernels import Kernel, Recorder
 from polyreme.runtime.timing import union_s
 
 if TYPE_CHECKING:
@@ -48,50 +48,45 @@ def kind_of(name: str) -> str:
 
 
 class Recorded:
-    """A step's kernels by name (microseconds, calls), and its length."""
+    """A step's kernels by name (seconds, calls), and its length."""
 
-    def __init__(self, events: list[tuple[str, float, float]], step_s: float) -> None:
-        self.step_us = 1e6 * step_s
-        self.busy_us = union_s((start, end) for _, start, end in events)
-        self.gaps = _gaps(events)
-        self.us: Counter[str] = Counter()
+    def __init__(self, kernels: list[Kernel], step_s: float) -> None:
+        self.step_s = step_s
+        self.busy_s = union_s((start, end) for _, start, end in kernels)
+        self.gaps = _gaps(kernels)
+        self.taken_s: Counter[str] = Counter()
         self.calls: Counter[str] = Counter()
-        for name, start, end in events:
-            self.us[name] += end - start  # type: ignore[assignment]
+        for name, start, end in kernels:
+            self.taken_s[name] += end - start  # type: ignore[assignment]
             self.calls[name] += 1
 
     def said(self, most: int) -> list[str]:
         """The longest times without a kernel, with those before and after."""
         return [
-            f"{us / 1e3:.2f} ms between `{before[:50]}` and `{after[:50]}`"
-            for us, before, after in self.gaps[:most]
+            f"{1e3 * gap_s:.2f} ms between `{before[:50]}` and `{after[:50]}`"
+            for gap_s, before, after in self.gaps[:most]
         ]
 
     def rows(self, most: int) -> list[str]:
         """By kind, then the longest kernels."""
         kinds: Counter[str] = Counter()
-        for name, us in self.us.items():
-            kinds[kind_of(name)] += us
-        found = [f"| {kind} | | {self._share(us)} |" for kind, us in kinds.most_common()]
-        found.append(f"| no kernel runs | | {self._share(self.step_us - self.busy_us)} |")
+        for name, taken_s in self.taken_s.items():
+            kinds[kind_of(name)] += taken_s  # type: ignore[assignment]
+        found = [f"| {kind} | | {self._share(own_s)} |" for kind, own_s in kinds.most_common()]
+        found.append(f"| no kernel runs | | {self._share(self.step_s - self.busy_s)} |")
         return found + [
-            f"| {kind_of(name)} | `{name[:90]}` x {self.calls[name]} | {self._share(us)} |"
-            for name, us in self.us.most_common(most)
+            f"| {kind_of(name)} | `{name[:90]}` x {self.calls[name]} | {self._share(own_s)} |"
+            for name, own_s in self.taken_s.most_common(most)
         ]
 
-    def _share(self, us: float) -> str:
-        return f"{us / 1e3:.1f} ms | {100 * us / self.step_us:.1f} %"
+    def _share(self, own_s: float) -> str:
+        return f"{1e3 * own_s:.1f} ms | {100 * own_s / self.step_s:.1f} %"
 
 
-def _is_range(name: str) -> bool:
-    """Whether a program named a stretch of time so: its kernels are there themselves."""
-    return name.startswith(("Optimizer.", "ProfilerStep", "## "))
-
-
-def _gaps(events: list[tuple[str, float, float]]) -> list[tuple[float, str, str]]:
+def _gaps(kernels: list[Kernel]) -> list[tuple[float, str, str]]:
     """Longest first; the names of kernels before and after."""
     found, last, reach = [], "the end of the step before", float("nan")
-    for name, start, end in sorted(events, key=lambda event: event[1]):
+    for name, start, end in sorted(kernels, key=lambda each: each.start_s):
         if start > reach:
             found.append((start - reach, last, name))
         if not end <= reach:
@@ -104,26 +99,19 @@ class _Recorder:
 
     def __init__(self) -> None:
         self._n, self._begun_s = 0, 0.0
-        self.profiler: Any = profile(activities=supported_activities(), acc_events=True)
+        self._recorder = Recorder(accelerators.detect())
         self.found: Recorded | None = None
 
     def __call__(self, **_: Any) -> None:
         """At the end of each step."""
         self._n += 1
         if self._n == WARM + 2:
-            torch.accelerator.synchronize()
-            self.profiler.start()
+            self._recorder.start()
             self._begun_s = time.perf_counter()
         elif self._n == WARM + 3:
             torch.accelerator.synchronize()
             step_s = time.perf_counter() - self._begun_s
-            self.profiler.stop()
-            events = [
-                (event.name, float(event.time_range.start), float(event.time_range.end))
-                for event in self.profiler.events() or ()
-                if event.device_type != DeviceType.CPU and not _is_range(event.name)
-            ]
-            self.found = Recorded(events, step_s)
+            self.found = Recorded(self._recorder.stop(), step_s)
 
 
 def _recorded(asked: Setting, plan: Plan) -> Recorded | None:
@@ -162,7 +150,7 @@ def main() -> None:
                 both.append((f"fsdp2 by hand, microbatch {given.bare}", found))
             for what, recorded in both:
                 assert recorded is not None
-                print(f"\n{name}, {what}: {recorded.step_us / 1e3:.1f} ms\n")
+                print(f"\n{name}, {what}: {1e3 * recorded.step_s:.1f} ms\n")
                 print("| kind | kernel | time | share |\n|---|---|---|---|")
                 print("\n".join(recorded.rows(given.most)))
                 print("\nLongest without a kernel:", *recorded.said(6), sep="\n* ", flush=True)

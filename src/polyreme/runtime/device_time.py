@@ -4,13 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any
-
-from torch._C._autograd import DeviceType
-from torch.profiler import profile, supported_activities
 
 from ..cluster.accelerator import Accelerator
-from .timing import Interval, StepTimes, union_s
+from .kernels import Recorder
+from .timing import StepTimes, union_s
 
 _FIRST = 5  # steps before are warming up
 _EVERY = 500  # a profiled step is slower than others, and says the same as its neighbours
@@ -38,17 +35,10 @@ class DeviceTimes:
         if number < _FIRST or (number - _FIRST) % _EVERY:
             yield
             return
-        self._accelerator.synchronize()
-        activities: Any = supported_activities  # known to all devices, typed for none
-        with profile(activities=activities(), acc_events=True) as profiler:  # False warns
-            yield
-            self._accelerator.synchronize()
-        events = [
-            (event.name, (float(event.time_range.start), float(event.time_range.end)))
-            for event in profiler.events() or ()
-            if event.device_type != DeviceType.CPU
-        ]
-        self._compute, self._comm, self._hidden = shares(events, self._accelerator.backend)
+        recorder = Recorder(self._accelerator)
+        recorder.start()
+        yield
+        self._compute, self._comm, self._hidden = shares(recorder.stop(), self._accelerator.backend)
 
     def split(self, step_s: float) -> StepTimes:
         """A step of that length by the last shares."""
@@ -62,20 +52,20 @@ class DeviceTimes:
         )
 
 
-def shares(events: Iterable[tuple[str, Interval]], backend: str) -> tuple[float, float, float]:
+def shares(kernels: Iterable[tuple[str, float, float]], backend: str) -> tuple[float, float, float]:
     """Shares of computing, of communicating alone, and beside computing, first start to last end.
 
-    A kernel is a collective's if its name has the backend's in it.
+    A kernel (name, start, end) is a collective's if its name has the backend's in it.
 
-    >>> shares([("gemm", (0, 4)), ("xcclAllReduce", (3, 6)), ("adam", (8, 10))], "xccl")
+    >>> shares([("gemm", 0, 4), ("xcclAllReduce", 3, 6), ("adam", 8, 10)], "xccl")
     (0.6, 0.2, 0.1)
     """
-    events = list(events)
-    if not events:
+    kernels = list(kernels)
+    if not kernels:
         return 1.0, 0.0, 0.0
-    comm = [interval for name, interval in events if backend in name.lower()]
-    compute = [interval for name, interval in events if backend not in name.lower()]
-    whole = max(end for _, (_, end) in events) - min(start for _, (start, _) in events)
+    comm = [(start, end) for name, start, end in kernels if backend in name.lower()]
+    compute = [(start, end) for name, start, end in kernels if backend not in name.lower()]
+    whole = max(end for _, _, end in kernels) - min(start for _, start, _ in kernels)
     busy = union_s(compute)
     alone = union_s([*comm, *compute]) - busy
     hidden = union_s(comm) - alone
