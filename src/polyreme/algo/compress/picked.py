@@ -33,7 +33,7 @@ class Counted(NamedTuple):
         return int(self.ends[-1]) if len(self.ends) else 0
 
     def where(self, n: int) -> torch.Tensor:
-        """Indices (int64) in rising order of the first n, of which there must be as many."""
+        """Indices (int64) in rising order of the first n; what stands beyond the last is open."""
         out = torch.empty(n, dtype=torch.int64, device=self.words.device)
         if n:
             _write[len(self.ends),](self.words, self.ends, out, n, WORDS)

@@ -14,9 +14,10 @@ import triton
 import triton.language as tl
 
 from .above import Size
-from .picked import MODES, WORDS, counted, ones, sized
+from .picked import MODES, counted, sized
 
 _TILE = 4096  # of candidates
+_GATHERED = 512  # of these, by one program that waits for each
 _SAMPLED = 512  # of one program
 _COARSE, _FINE = 4096, 4096  # bins: of as many steps of a float32, and of one step each
 _LOWEST = -(1 << 31)
@@ -58,11 +59,10 @@ def largest(
     bins = torch.empty(_COARSE + _FINE, dtype=torch.int32, device=device)
     _bound[1,](keys, least, bins, n_sampled, rank, _LOWEST, wide, len(bins), num_warps=16)
     found = counted(flat, least, size=size)
-    where = torch.empty(most, dtype=torch.int64, device=device)
+    where, last = found.where(most), found.ends[-1:]
     above = torch.empty(most, dtype=torch.int32, device=device)
-    marked = flat, least, found.words, found.ends, where, above, bins
-    _candidates[len(found.ends),](*marked, most, mode, _COARSE, _FINE, WORDS)
-    last = found.ends[-1:]
+    reached = flat, least, where, last, above, bins
+    _measure[triton.cdiv(most, _GATHERED),](*reached, most, mode, _COARSE, _FINE, _GATHERED)
     n_tiles = triton.cdiv(most, _TILE)
     _narrow[n_tiles,](above, last, bins, most, k, _COARSE, _FINE, _TILE, num_warps=8)
     counts = torch.empty(2, n_tiles, dtype=torch.int32, device=device)
@@ -117,38 +117,29 @@ def _bound(  # type: ignore[no-untyped-def]
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def _candidates(  # type: ignore[no-untyped-def]
+def _measure(  # type: ignore[no-untyped-def]
     flat,
     least,
-    words,
-    ends,
     where,
+    last,
     above,
     bins,
     most,
     mode: tl.constexpr,
     coarse: tl.constexpr,
     fine: tl.constexpr,
-    n_words: tl.constexpr,
+    tile: tl.constexpr,
 ):
-    """Indices of what reaches the bound, and how many steps it is above; counts of these."""
-    word = tl.program_id(0).to(tl.int64) * n_words + tl.arange(0, n_words)
-    bits = tl.load(words + word)
-    own = ones(bits)
-    to = tl.load(ends + tl.program_id(0)) - tl.sum(own) + tl.cumsum(own, 0) - own
-    low = _key(tl.load(least))
-    for place in tl.static_range(32):
-        is_set = ((bits >> place) & 1) == 1
-        kept = is_set & (to < most)
-        at = word * 32 + place
-        x = tl.load(flat + at, mask=kept, other=0)
-        distance = _key(sized(x, mode, False)) - low
-        tl.store(where + to, at, mask=kept)
-        tl.store(above + to, distance, mask=kept)
-        far = distance.to(tl.uint32, bitcast=True) // fine
-        # All that are further are as many as are left: they would wait for each other here.
-        tl.atomic_add(bins + far, 1, mask=kept & (far < coarse), sem="relaxed")
-        to += is_set.to(tl.int32)
+    """How many steps each is above the bound; counts of these."""
+    at = tl.program_id(0) * tile + tl.arange(0, tile)
+    there = at < tl.minimum(tl.load(last), most)
+    index = tl.load(where + at, mask=there, other=0)
+    x = tl.load(flat + index, mask=there, other=0)
+    distance = _key(sized(x, mode, False)) - _key(tl.load(least))
+    tl.store(above + at, distance, mask=there)
+    far = distance.to(tl.uint32, bitcast=True) // fine
+    # All that are further are as many as are left: they would wait for each other here.
+    tl.atomic_add(bins + far, 1, mask=there & (far < coarse), sem="relaxed")
 
 
 @triton.jit  # type: ignore[untyped-decorator]

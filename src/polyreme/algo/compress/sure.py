@@ -41,7 +41,8 @@ def sent(
     top = tops.amax(0, keepdim=True)
     power = torch.empty_like(top)
     counts = torch.empty(n_tiles, dtype=torch.int32, device=device)
-    _send[n_tiles,](flat, words, top, power, counts, copied, after, WORDS, _FINEST)
+    given = flat, words, top, power, counts, copied, after
+    _send[n_tiles,](*given, WORDS, _FINEST, num_warps=8)
     return Sent(power, Counted(words, summed(counts), n), copied, after)
 
 
@@ -137,26 +138,24 @@ def _send(  # type: ignore[no-untyped-def]
 ):
     """Clears the bits of what has to wait; of all others leaves what a receiver does not see."""
     word = tl.program_id(0).to(tl.int64) * n_words + tl.arange(0, n_words)
-    bits = tl.load(words + word)
-    power = _power(tl.load(top + tl.zeros([n_words], tl.int32)))
-    kept = bits
-    for place in tl.static_range(32):
-        is_set = ((bits >> place) & 1) == 1
-        at = word * 32 + place
-        entry = tl.load(x + at, mask=is_set, other=0.0)
-        down = _down(entry, power)
-        goes = is_set & (down <= finest)
-        one = tl.full([n_words], 1, dtype=tl.int32)
-        kept = tl.where(is_set & (down > finest), kept & ~(one << place), kept)
-        step = one << tl.maximum(tl.minimum(down, finest), 0)
-        value = tl.div_rn(power, step.to(tl.float32))
-        value = tl.where(entry < 0, -value, value)
-        tl.store(copied + at, entry - value, mask=goes)
-        tl.store(after + at, tl.zeros_like(entry), mask=goes)
+    place = tl.arange(0, 32)
+    at = word[:, None] * 32 + place[None, :]
+    is_set = ((tl.load(words + word)[:, None] >> place[None, :]) & 1) == 1
+    own = _power(tl.load(top + tl.zeros([n_words], tl.int32)))
+    power = own[:, None] + tl.zeros([n_words, 32], tl.float32)
+    entry = tl.load(x + at, mask=is_set, other=0.0)
+    down = _down(entry, power)
+    goes = is_set & (down <= finest)
+    step = tl.full([n_words, 32], 1, dtype=tl.int32) << tl.maximum(tl.minimum(down, finest), 0)
+    value = tl.div_rn(power, step.to(tl.float32))
+    value = tl.where(entry < 0, -value, value)
+    tl.store(copied + at, entry - value, mask=goes)
+    tl.store(after + at, tl.zeros_like(entry), mask=goes)
+    kept = tl.sum(goes.to(tl.int32) << place[None, :], axis=1).to(tl.int32)
     tl.store(words + word, kept)
     tl.store(counts + tl.program_id(0), tl.sum(ones(kept)))
     lane = tl.arange(0, n_words)
-    tl.store(powers + lane, power, mask=(lane == 0) & (tl.program_id(0) == 0))
+    tl.store(powers + lane, own, mask=(lane == 0) & (tl.program_id(0) == 0))
 
 
 @triton.jit  # type: ignore[untyped-decorator]
