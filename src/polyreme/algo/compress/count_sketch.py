@@ -58,11 +58,14 @@ class CountSketch(CompressorKind, frozen=True, kw_only=True, tag="CountSketch", 
         self, x: torch.Tensor, state: State, draw: Draw
     ) -> tuple[tuple[torch.Tensor, ...], State]:
         """The table."""
+        import torch
+
         flat, seed = widened(x), draw.seed_of("shared", x.device)
         cells, signs = self._drawn(seed, flat.numel())
-        table = flat.new_zeros(self.rows * self._columns(flat.numel()))
-        table.index_add_(0, cells.view(-1), (signs * flat).view(-1))
-        return (seed, table), state
+        # In float64, as accelerators add in any order: what is lost there is not seen here.
+        table = flat.new_zeros(self.rows * self._columns(flat.numel()), dtype=torch.float64)
+        table.index_add_(0, cells.view(-1), (signs * flat.double()).view(-1))
+        return (seed, table.to(flat.dtype)), state
 
     def decode(self, buffers: tuple[torch.Tensor, ...], like: Like) -> torch.Tensor:
         """The largest entries as the table tells them."""
