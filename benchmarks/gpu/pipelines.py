@@ -37,11 +37,12 @@ from polyreme.plan.order import ORDERS
 from polyreme.plan.play import play
 from polyreme.profile.record import Profile
 from polyreme.runtime import loop, mesh
+from polyreme.runtime.device_time import FIRST
 from polyreme.runtime.job import Job
 
 NAMES = ("1f1b", "interleaved", "zb-h1", "zb-v", "chimera", "dualpipe")
 POINTS = 5.0
-STEPS, TAKEN = 12, 6  # a device's shares are known once it has profiled the sixth step
+STEPS, TAKEN = FIRST + 7, 6  # the shares that a device says are of a step before these
 
 
 @dataclass(frozen=True, kw_only=True)

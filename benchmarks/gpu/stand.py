@@ -37,6 +37,7 @@ from polyreme.planner.search import search
 from polyreme.profile.record import Profile
 from polyreme.runlog import Event, StepEvent
 from polyreme.runtime import loop, mesh
+from polyreme.runtime.device_time import FIRST
 from polyreme.runtime.job import Job
 from polyreme.runtime.launch import Launcher
 from polyreme.sample import Objective, SampleSpec, TensorSpec
@@ -49,7 +50,8 @@ if TYPE_CHECKING:
     from polyreme.graph.layer import LayerGraph
 
 PRECISION = "bf16"
-STEPS, WARM = 3, 2  # the sixth step of a run is profiled, and longer
+STEPS, WARM = 3, 2  # at least, and before these
+SECONDS = 3.0  # of steps, as far as they come before the first that is profiled, which is longer
 RULE = AdamW(lr=1e-5)
 _POOL = 64  # samples, of which all others are copies
 
@@ -248,13 +250,13 @@ class Stand:
         found = self.launch(_measured, asked, ())
         return found[0], time.monotonic() - begun_s
 
-    def timed(self, asked: Setting, plan: Plan, *, steps: int = STEPS) -> Timed:
+    def timed(self, asked: Setting, plan: Plan) -> Timed:
         """A run of a few steps."""
-        return self.run(timed_here, asked, (plan, steps))
+        return self.run(timed_here, asked, (plan, steps_of(plan)))
 
     def timed_all(self, asked: Setting, plans: Sequence[Plan]) -> list[Timed]:
         """A run of a few steps of each."""
-        return self.run_all(timed_here, asked, [(plan, STEPS) for plan in plans])
+        return self.run_all(timed_here, asked, [(plan, steps_of(plan)) for plan in plans])
 
     def run_all(
         self, entry: Callable[..., Timed], asked: Setting, many: Sequence[Sequence[Any]]
@@ -289,6 +291,12 @@ def plans(asked: Setting, profile: Profile, parallel: Parallel, *, top: int = 1)
     """The best that the planner finds, best first, on all devices."""
     given = asked.model.graph(), asked.cluster, profile, asked.workload, parallel
     return [*search(*given, top=top, all_devices=True)]
+
+
+def steps_of(plan: Plan) -> int:
+    """How many of its steps are timed."""
+    assert plan.estimate is not None
+    return min(FIRST - WARM, max(STEPS, math.ceil(SECONDS / plan.estimate.step_s)))
 
 
 def flops_of_step(asked: Setting) -> float:

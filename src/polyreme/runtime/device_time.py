@@ -9,8 +9,12 @@ from ..cluster.accelerator import Accelerator
 from .kernels import Recorder
 from .timing import StepTimes, union_s
 
-_FIRST = 5  # steps before are warming up
-_EVERY = 500  # a profiled step is slower than others, and says the same as its neighbours
+FIRST = 12
+"""Steps of a process before the first that is profiled: short runs are not kept waiting for it."""
+
+# A profiled step takes seconds more than others, and says the same as its neighbours: the next
+# comes after so many steps, then after twice as many.
+_AFTER, _MOST = 500, 8000
 
 
 class DeviceTimes:
@@ -24,7 +28,7 @@ class DeviceTimes:
 
     def __init__(self, accelerator: Accelerator) -> None:
         self._accelerator = accelerator
-        self._n_steps = 0
+        self._n_steps, self._next, self._after = 0, FIRST, _AFTER
         self._compute, self._comm, self._hidden = 1.0, 0.0, 0.0
 
     @contextmanager
@@ -32,9 +36,10 @@ class DeviceTimes:
         """Around each step; profiles a few."""
         number = self._n_steps
         self._n_steps += 1
-        if number < _FIRST or (number - _FIRST) % _EVERY:
+        if number < self._next:
             yield
             return
+        self._next, self._after = number + self._after, min(2 * self._after, _MOST)
         recorder = Recorder(self._accelerator)
         recorder.start()
         yield
