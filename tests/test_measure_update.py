@@ -16,7 +16,7 @@ from planner_toy import cluster, profile, toy, toy_draft, workload
 from polyreme.cluster.accelerator import Timer
 from polyreme.measure import device
 from polyreme.measure import layers as layer_times
-from polyreme.measure.passes import HeadStart, timed
+from polyreme.measure.passes import HeadStart, Ran, timed
 from polyreme.planner.cost.data import DataCost
 from polyreme.planner.cost.memory import Memory
 from polyreme.profile.fit import Asked, Fit
@@ -94,6 +94,9 @@ def test_each_microbatch_pays_for_the_sums_of_gradients(how, first, more) -> Non
     assert _update_s(bare, 4, **how) == 0.0
 
 
+RESTED = 8  # passes before any that follow one another
+
+
 class Slow(Behind):
     """A device whose first pass takes a second, in which libraries begin, and any other 1 ms."""
 
@@ -119,6 +122,29 @@ def test_a_first_pass_in_which_libraries_begin_leaves_others_their_seconds() -> 
     assert found is not None
     assert found[0][:2] == pytest.approx([1e-3, 1e-3])
     assert len(entry.ran) // 2 - 2 > 10
+
+
+class Warming:
+    """Passes of 4 and 6 ms; once several were asked for, each takes a tenth longer."""
+
+    def __init__(self, host_s: float) -> None:
+        self.host_s, self.n = host_s, 0
+
+    def __call__(self) -> Ran:
+        self.n += 1
+        longer = 1.0 if self.n <= RESTED else 1.1
+        own = (Timer(seconds=longer * each_s) for each_s in (4e-3, 6e-3))
+        return Ran(*own, self.host_s / 2, self.host_s / 2)
+
+
+def test_a_device_is_timed_as_warm_whichever_way_waits_for_its_host() -> None:
+    """Where the host held up one way, none was timed long enough to warm the device."""
+    quick, held_up = Warming(1e-3), Warming(12e-3)
+    found = timed(lone(), [lambda: quick, lambda: held_up], HeadStart(lone()))
+    assert found is not None
+    assert found[0][:2] == pytest.approx([4.4e-3, 6.6e-3])
+    assert found[1][:2] == pytest.approx([4.4e-3, 6.6e-3])
+    assert held_up.n == RESTED < quick.n
 
 
 class Paced(Slow):

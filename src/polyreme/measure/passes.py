@@ -149,9 +149,6 @@ def timed(
     found = [
         _on_device(world, play, each_s, head) for play, each_s in zip(plays, asking_s, strict=True)
     ]
-    device_s, host_s = sum(each.device_s for each in found), sum(each.host_s for each in found)
-    if device_s < max(_LONG_S * len(found), _BEHIND * host_s):
-        return found
     return _lasting(world, plays, found)
 
 
@@ -178,15 +175,28 @@ def _on_device(world: World, play: Play, asking_s: float, head: HeadStart) -> Pa
     return Passes(there_s, back_s, sum(host_s))
 
 
-def _lasting(world: World, plays: Sequence[Play], found: Sequence[Passes]) -> list[Passes]:
-    """All ways in turn, so that the device is as warm for each."""
-    repeats = min(_MOST, max(1, int(_LASTING_S * len(found) / sum(e.device_s for e in found))))
+def _lasting(world: World, plays: Sequence[Play], found: list[Passes]) -> list[Passes]:
+    """All long ways that no host holds up, in turn, so that the device is as warm for each.
+
+    The others take longer by as much as these do together.
+    """
+    long = [n for n, each in enumerate(found) if each.device_s >= _LONG_S and not each.waits]
+    if not long:
+        return found
+    rested_s = sum(found[n].device_s for n in long)
+    repeats = min(_MOST, max(1, int(_LASTING_S * len(long) / rested_s)))
     world.barrier()
-    asked = [[play() for play in plays] for _ in range(repeats)]
-    lasting = []
-    for own, passes in zip(zip(*asked, strict=True), found, strict=True):
+    asked = [[plays[n]() for n in long] for _ in range(repeats)]
+    lasting = list(found)
+    for n, own in zip(long, zip(*asked, strict=True), strict=True):
         settled = [ran.settled()[:2] for ran in own][repeats // 2 :]
         columns = zip(*settled, strict=True)
         forward_s, backward_s = mean(world, [usual(world, column) for column in columns])
-        lasting.append(passes._replace(forward_s=forward_s, backward_s=backward_s))
-    return lasting
+        lasting[n] = found[n]._replace(forward_s=forward_s, backward_s=backward_s)
+    longer = sum(lasting[n].device_s for n in long) / rested_s
+    return [
+        each
+        if n in long
+        else Passes(longer * each.forward_s, longer * each.backward_s, each.host_s)
+        for n, each in enumerate(lasting)
+    ]

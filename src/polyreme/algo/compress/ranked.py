@@ -117,6 +117,12 @@ def _bound(  # type: ignore[no-untyped-def]
 
 
 @triton.jit  # type: ignore[untyped-decorator]
+def _apart(far, n_bins: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Where a bin is, of a power of two of them: neighbours, which fill at once, lie apart."""
+    return (far * 1031) % n_bins
+
+
+@triton.jit  # type: ignore[untyped-decorator]
 def _measure(  # type: ignore[no-untyped-def]
     flat,
     least,
@@ -139,7 +145,7 @@ def _measure(  # type: ignore[no-untyped-def]
     tl.store(above + at, distance, mask=there)
     far = distance.to(tl.uint32, bitcast=True) // fine
     # All that are further are as many as are left: they would wait for each other here.
-    tl.atomic_add(bins + far, 1, mask=there & (far < coarse), sem="relaxed")
+    tl.atomic_add(bins + _apart(far, coarse), 1, mask=there & (far < coarse), sem="relaxed")
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -149,7 +155,7 @@ def _place(bins, n, rank, n_bins: tl.constexpr):  # type: ignore[no-untyped-def]
     Of n in all; what is in no bin is above all. n_bins, if the one is not in any.
     """
     each = tl.arange(0, n_bins)
-    count = tl.load(bins + each)
+    count = tl.load(bins + _apart(each, n_bins))
     up_to = tl.cumsum(count, 0)
     beyond = n - tl.sum(count)
     reaching = n - up_to + count
@@ -176,7 +182,8 @@ def _narrow(  # type: ignore[no-untyped-def]
     at = tl.program_id(0) * tile + tl.arange(0, tile)
     distance = tl.load(above + at, mask=at < total, other=-1).to(tl.uint32, bitcast=True)
     inside = (at < total) & (distance // fine == place.to(tl.uint32)) & (place < coarse)
-    tl.atomic_add(bins + coarse + distance % fine, 1, mask=inside, sem="relaxed")
+    to = bins + coarse + _apart(distance % fine, fine)
+    tl.atomic_add(to, 1, mask=inside, sem="relaxed")
 
 
 @triton.jit  # type: ignore[untyped-decorator]
