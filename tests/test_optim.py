@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 import polyreme as pr
+from polyreme.algo import optimizer
 from polyreme.algo.effects import alone, settled
 from polyreme.algo.rule import Rule
 from polyreme.algo.vector import Layout
@@ -335,3 +336,39 @@ def test_what_rules_are_not_for_is_refused() -> None:
     embedding(torch.tensor([1])).sum().backward()
     with pytest.raises(ConfigError, match="is sparse"):
         optimizer.step()
+
+
+def _late_gradients(n: int = 4) -> Iterator[list[torch.Tensor | None]]:
+    """The second parameter has its first gradient a step later, the last one none."""
+    for step, gradients in enumerate(_gradients(n=n)):
+        missing = {1} if step == 0 else set()
+        yield [
+            None if i in missing | {len(SHAPES) - 1} else gradient
+            for i, gradient in enumerate(gradients)
+        ]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_small_tensors_are_updated_as_one_vector(name: str, monkeypatch) -> None:
+    """Tensor by tensor a step takes kernels by the thousand; what comes out is the same."""
+    ends, n_updates = [], []
+    for entries in (0, 1 << 20):
+        monkeypatch.setattr(optimizer, "_ENTRIES", entries)
+        parameters = _parameters()
+        made = getattr(pr.optim, name)(parameters)
+        rule, calls = type(made._rule(made.param_groups[0])), []
+        plain = rule.update
+
+        def update(self, *given, plain=plain, calls=calls, **how):
+            calls.append(1)
+            return plain(self, *given, **how)
+
+        with monkeypatch.context() as patched:
+            patched.setattr(rule, "update", update)
+            _run(made, parameters, _late_gradients())
+        ends.append([each.detach() for each in parameters])
+        n_updates.append(len(calls))
+    assert n_updates[0] == 15
+    assert n_updates[1] <= 7  # the one that came late counts steps of its own
+    for one, other in zip(*ends, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-14, atol=1e-16)

@@ -9,7 +9,7 @@ looked for: skip the step (torch.amp's GradScaler does).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Callable, Generator, Iterable, Sequence
 from typing import Any, ClassVar, get_args
 
 import msgspec
@@ -103,15 +103,15 @@ class OwnOptimizer(RuleOptimizer):
         options = {key: group[key] for key in self._options}
         return self.kind(**{**options, "lr": float(group["lr"])})
 
-    def _program(self, parameter: torch.Tensor, lr: float) -> Generator[Any, Any, Any]:
-        gradient = parameter.grad
-        assert gradient is not None
-        if gradient.is_sparse:
-            name, rule = type(self).__name__, "is sparse, and rules are for whole gradients"
-            raise _refused(name, "gradient", rule, "an embedding without sparse=True")
+    def _program(self, parameters: Sequence[torch.Tensor], lr: float) -> Generator[Any, Any, Any]:
+        for parameter in parameters:
+            assert parameter.grad is not None
+            if parameter.grad.is_sparse:
+                name, rule = type(self).__name__, "is sparse, and rules are for whole gradients"
+                raise _refused(name, "gradient", rule, "an embedding without sparse=True")
         # A program asks its rule before its first yield, and `together` starts one after another.
-        self.rule = self._rules[parameter]
-        return (yield from super()._program(parameter, float(lr)))
+        self.rule = self._rules[parameters[0]]
+        return (yield from super()._program(parameters, float(lr)))
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """As pickled, or as a state_dict says; options that it lacks are the optimizer's."""

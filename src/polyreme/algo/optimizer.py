@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -12,9 +13,13 @@ from .effects import Split, SumShards, settled, together
 from .rule.kind import RuleKind
 from .vector import Layout
 
+_ENTRIES = 1 << 21  # that small tensors may have together: more would only take memory
+
 
 class RuleOptimizer(torch.optim.Optimizer):
     """Plays a rule tensor by tensor, in step; norms over all of them are exact.
+
+    Small tensors are one vector together where this device has all there is.
 
     `over_devices` sums a small tensor over the devices that hold parts of these parameters (unset:
     none but this one does); a DTensor is taken by its local part. Where others hold parts, a tensor
@@ -60,7 +65,7 @@ class RuleOptimizer(torch.optim.Optimizer):
         """Make the state of all parameters as it is before the first step."""
         for group in self.param_groups:
             for parameter in group["params"]:
-                self._keep(parameter, self.rule.init(_local(parameter).reshape(-1)))
+                self._keep([parameter], self.rule.init(_local(parameter).reshape(-1)))
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
@@ -70,38 +75,58 @@ class RuleOptimizer(torch.optim.Optimizer):
             with torch.enable_grad():
                 loss = closure()
         programs = [
-            self._program(parameter, group["lr"])
+            self._program(parameters, group["lr"])
             for group in self.param_groups
-            for parameter in group["params"]
-            if parameter.grad is not None
+            for parameters in self._vectors(group["params"])
         ]
         if not programs and self.over_stages is not None:
             programs = [self._nothing()]
         together(programs, self.over_devices or (lambda partial: partial), self.over_stages)
         return loss
 
-    def _program(self, parameter: torch.Tensor, lr: float) -> Generator[Any, Any, Any]:
-        """The step of one tensor, done at its end: so no two hold their new state at once.
+    def _vectors(self, parameters: Iterable[torch.Tensor]) -> Iterator[list[torch.Tensor]]:
+        """Parameters with gradients, those together that are updated as one vector."""
+        alone = self.over_devices is None and self.over_stages is None and self.counts is None
+        filling: dict[Any, list[torch.Tensor]] = {}
+        room: dict[Any, int] = {}
+        for parameter in parameters:
+            if parameter.grad is None:
+                continue
+            if not alone or hasattr(parameter, "placements"):
+                yield [parameter]
+                continue
+            held = self.state[parameter]
+            at = tuple(int(held[key]) for key in self.rule.counts) if held else None
+            key = parameter.dtype, parameter.grad.dtype, parameter.device, bool(held), at
+            if key in filling and room[key] < parameter.numel():
+                yield filling.pop(key)
+            if key not in filling:
+                filling[key], room[key] = [], _ENTRIES
+            filling[key].append(parameter)
+            room[key] -= parameter.numel()
+        yield from filling.values()
+
+    def _program(self, parameters: Sequence[torch.Tensor], lr: float) -> Generator[Any, Any, Any]:
+        """The step of a vector, done at its end: so no two hold their new state at once.
 
         But for those that must wait for a sum.
         """
-        local = _local(parameter)
-        if self.rule.ties and _is_part(parameter):
+        if self.rule.ties and any(map(_is_part, parameters)):
             raise _cut(self.rule)
-        assert parameter.grad is not None
-        flat = local.reshape(-1)
-        layout = Layout.of({"": tuple(flat.shape)})
-        state = self._held(parameter) or self.rule.init(flat)
-        gradient = _local(parameter.grad).reshape(-1)
+        local = [_local(parameter) for parameter in parameters]
+        flat = _joined(local)
+        layout = _layout(tuple(each.numel() for each in local))
+        state = self._held(parameters) or self.rule.init(flat)
+        gradient = _joined([_local(_gradient(parameter)) for parameter in parameters])
         update = settled(self.rule.update(gradient, state, flat, lr=lr, layout=layout))
-        delta, state = yield from self._summed(update, parameter)
-        local.add_(delta.view_as(local))
-        self._keep(parameter, state)
+        delta, state = yield from self._summed(update, parameters[0])
+        torch._foreach_add_(local, _parts(delta, local))
+        self._keep(parameters, state)
 
     def _nothing(self) -> Split[Any]:
         """What is played here where others of the model have gradients."""
         empty = torch.zeros(0, device=self.device)
-        layout = Layout.of({"": (0,)})
+        layout = _layout((0,))
         state = self.rule.init(empty)
         return settled(self.rule.update(empty, state, empty, lr=self.defaults["lr"], layout=layout))
 
@@ -123,24 +148,30 @@ class RuleOptimizer(torch.optim.Optimizer):
                 nothing = torch.zeros_like(asked.partial)
                 answer = yield SumShards(partial=nothing, per_tensor=asked.per_tensor)
 
-    def _held(self, parameter: torch.Tensor) -> dict[str, Any]:
-        """The state as the rule takes it."""
-        counts = self.rule.counts
+    def _held(self, parameters: Sequence[torch.Tensor]) -> dict[str, Any]:
+        """The state as the rule takes it; counts are those of all."""
+        counts, each = self.rule.counts, [self.state[parameter] for parameter in parameters]
         return {
-            key: int(value) if key in counts else _local(value).reshape(-1)
-            for key, value in self.state[parameter].items()
+            key: int(value) if key in counts else _joined([_local(own[key]) for own in each])
+            for key, value in each[0].items()
         }
 
-    def _keep(self, parameter: torch.Tensor, state: dict[str, Any]) -> None:
-        held = self.state[parameter]
+    def _keep(self, parameters: Sequence[torch.Tensor], state: dict[str, Any]) -> None:
         for key, value in state.items():
-            if not torch.is_tensor(value):
-                # On the host, where it is needed: reading it waits for no device.
-                held.setdefault(key, torch.zeros((), dtype=torch.float32)).fill_(value)
+            if torch.is_tensor(value):
+                for parameter in parameters:
+                    if key not in self.state[parameter]:
+                        self.state[parameter][key] = torch.zeros_like(
+                            parameter, requires_grad=False
+                        )
+                own = [_local(self.state[parameter][key]) for parameter in parameters]
+                torch._foreach_copy_(own, _parts(value, own))
                 continue
-            if key not in held:
-                held[key] = torch.zeros_like(parameter, requires_grad=False)
-            _local(held[key]).copy_(value.view_as(_local(held[key])))
+            for parameter in parameters:
+                if key not in self.state[parameter]:
+                    # On the host, where it is needed: reading it waits for no device.
+                    self.state[parameter][key] = torch.zeros((), dtype=torch.float32)
+                self.state[parameter][key].fill_(value)
 
 
 def _cut(rule: RuleKind) -> ConfigError:
@@ -152,6 +183,29 @@ def _cut(rule: RuleKind) -> ConfigError:
 def _is_part(tensor: torch.Tensor) -> bool:
     """Whether this device holds a part of a tensor alone (a DTensor that is sharded)."""
     return any(placement.is_shard() for placement in getattr(tensor, "placements", ()))
+
+
+@lru_cache(maxsize=1024)
+def _layout(sizes: tuple[int, ...]) -> Layout:
+    """Of tensors of so many entries; what follows from it is found once."""
+    return Layout.of({str(n): (size,) for n, size in enumerate(sizes)})
+
+
+def _gradient(parameter: torch.Tensor) -> torch.Tensor:
+    assert parameter.grad is not None, "only those with gradients are asked for it"
+    return parameter.grad
+
+
+def _joined(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+    """As one vector; that of one is its own memory, where that is in a row."""
+    flat = [each.reshape(-1) for each in tensors]
+    return flat[0] if len(flat) == 1 else torch.cat(flat)
+
+
+def _parts(vector: torch.Tensor, like: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """Of a vector, in the shapes of those it was joined of."""
+    parts = torch.split(vector, [each.numel() for each in like])
+    return [part.view(each.shape) for part, each in zip(parts, like, strict=True)]
 
 
 def _local(tensor: torch.Tensor) -> torch.Tensor:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
 if TYPE_CHECKING:
@@ -113,14 +114,21 @@ class Layout:
         """Sum of squares of each tensor, in float64."""
         import torch
 
-        parts = [vector[s.start : s.stop] for s in self.segments]
-        norms = [torch.linalg.vector_norm(part, dtype=torch.float64) for part in parts]
-        return torch.stack(norms).square() if norms else torch.zeros(0, dtype=torch.float64)
+        if not self.segments:
+            return torch.zeros(0, dtype=torch.float64)
+        parts = torch.split(vector, [s.stop - s.start for s in self.segments])
+        return torch.stack(torch._foreach_norm(parts, 2, dtype=torch.float64)).square()
 
     def spread(self, values: torch.Tensor) -> torch.Tensor:
         """One value a tensor, repeated for each of its entries."""
         import torch
 
-        pairs = zip(values, self.segments, strict=True)
-        parts = [value.expand(s.stop - s.start) for value, s in pairs]
-        return torch.cat(parts) if parts else values
+        if not self.segments:
+            return values
+        sizes = self.once(("sizes", values.device), partial(self._sizes, values.device))
+        return torch.repeat_interleave(values, sizes, output_size=self.n_entries)
+
+    def _sizes(self, device: torch.device) -> torch.Tensor:
+        import torch
+
+        return torch.tensor([s.stop - s.start for s in self.segments], device=device)
