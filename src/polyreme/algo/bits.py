@@ -27,6 +27,11 @@ def n_bytes(n_values: int, width: int) -> int:
     return -(-n_values * width // 8)
 
 
+def n_pieces(n: int, size: int) -> int:
+    """Of so many entries that hold n; triton's own is slow to ask."""
+    return -(-n // size)
+
+
 def pack(values: torch.Tensor, width: int) -> torch.Tensor:
     """Non-negative integers below 2**width, one after another, lowest bit first; uint8."""
     import torch

@@ -15,6 +15,7 @@ import torch
 import triton
 import triton.language as tl
 
+from ..bits import n_pieces
 from .ordered import finite_rows, network
 
 if TYPE_CHECKING:
@@ -34,7 +35,7 @@ def played(block: torch.Tensor, order: Order) -> tuple[torch.Tensor, torch.Tenso
     if block.stride(1) != 1:
         block = block.contiguous()
     out = torch.empty_like(block[0])
-    n_programs = triton.cdiv(k, _WIDTH * _TILES)
+    n_programs = n_pieces(k, _WIDTH * _TILES)
     squared = block.new_empty(n_programs, n)
     kernel = _kernel(n, order.places.start, order.places.stop, order.keep)
     kernel[n_programs,](block, out, squared, k, block.stride(0), _WIDTH, _TILES, num_warps=4)

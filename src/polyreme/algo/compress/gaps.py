@@ -9,6 +9,7 @@ import torch
 import triton
 import triton.language as tl
 
+from ..bits import n_pieces
 from . import picked
 
 _TILE = 1024  # of indices
@@ -20,7 +21,7 @@ def split(where: torch.Tensor, width: int) -> tuple[torch.Tensor, torch.Tensor]:
     Waits for the device, which knows how long the quotients are.
     """
     k, device = where.numel(), where.device
-    n_tiles = triton.cdiv(k, _TILE)
+    n_tiles = n_pieces(k, _TILE)
     rest = torch.empty(k, dtype=torch.int32, device=device)
     counts = torch.empty(n_tiles, dtype=torch.int64, device=device)
     _divide[n_tiles,](where, rest, counts, k, width, _TILE)
@@ -37,7 +38,7 @@ def joined(unary: torch.Tensor, rest: torch.Tensor, width: int) -> torch.Tensor:
     ends = picked.of_mask(unary, 8 * unary.numel(), value=0).where(k)
     # All quotients up to one are as many as the ones among the bits up to its end.
     sums = rest.cumsum(0)
-    _join[triton.cdiv(k, _TILE),](ends, sums, k, width, _TILE)
+    _join[n_pieces(k, _TILE),](ends, sums, k, width, _TILE)
     return ends
 
 

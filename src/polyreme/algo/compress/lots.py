@@ -10,6 +10,7 @@ import torch
 import triton
 import triton.language as tl
 
+from ..bits import n_pieces
 from . import picked
 
 MOST_LATE = 8192
@@ -27,15 +28,15 @@ def chosen(key: torch.Tensor, n: int, k: int, n_sure: int, n_drawn: int) -> torc
     """
     device, n_late = key.device, n_drawn - n_sure
     words = torch.zeros(-(-n // 32), dtype=torch.int32, device=device)
-    n_tiles = triton.cdiv(n_sure, _TILE)
+    n_tiles = n_pieces(n_sure, _TILE)
     counts = torch.empty(n_tiles, dtype=torch.int32, device=device)
     mixing = _GAMMA, _FIRST, _SECOND
     _set[n_tiles,](key, words, counts, n_sure, n, *mixing, _TILE)
     fresh = torch.empty(n_late, dtype=torch.int32, device=device)
     looked = key, words, fresh, n_sure, n_late, n
-    _look[triton.cdiv(n_late, _LATE),](*looked, *mixing, _LATE, _BEFORE)
+    _look[n_pieces(n_late, _LATE),](*looked, *mixing, _LATE, _BEFORE)
     given = key, words, counts, fresh, n_tiles, n_sure, n_late, n, k
-    _complete[1,](*given, *mixing, triton.next_power_of_2(n_late), _TILE, num_warps=8)
+    _complete[1,](*given, *mixing, 1 << (n_late - 1).bit_length(), _TILE, num_warps=8)
     octets = words.view(torch.uint8)[: -(-n // 8)]
     return picked.of_mask(octets, n).where(k)
 

@@ -13,6 +13,7 @@ import torch
 import triton
 import triton.language as tl
 
+from ..bits import n_pieces
 from .above import Size
 
 MODES = {"value": 0, "magnitude": 1, "turned": 2}
@@ -48,7 +49,7 @@ class Counted(NamedTuple):
 def counted(flat: torch.Tensor, least: torch.Tensor, *, size: Size) -> Counted:
     """Of entries whose size is not below `least`; NaN is above all."""
     flat = flat.contiguous()
-    n_tiles = triton.cdiv(flat.numel(), 32 * WORDS)
+    n_tiles = n_pieces(flat.numel(), 32 * WORDS)
     words = torch.empty(n_tiles * WORDS, dtype=torch.int32, device=flat.device)
     counts = torch.empty(n_tiles, dtype=torch.int32, device=flat.device)
     if n_tiles:
@@ -59,7 +60,7 @@ def counted(flat: torch.Tensor, least: torch.Tensor, *, size: Size) -> Counted:
 
 def of_mask(octets: torch.Tensor, n_entries: int, *, value: int = 1) -> Counted:
     """Of entries whose bit, of bytes that `bits.pack` made, has that value."""
-    n_tiles = triton.cdiv(n_entries, 32 * WORDS)
+    n_tiles = n_pieces(n_entries, 32 * WORDS)
     words = torch.empty(n_tiles * WORDS, dtype=torch.int32, device=octets.device)
     counts = torch.empty(n_tiles, dtype=torch.int32, device=octets.device)
     if n_tiles:

@@ -10,6 +10,8 @@ import torch
 import triton
 import triton.language as tl
 
+from ..bits import n_pieces
+
 MOST_COLUMNS = 4  # of thin matrices: each has sums of its own in registers
 _ROWS, _COLUMNS = 16, 128
 _DEEP = 256  # rows of one program, of those that add up
@@ -28,14 +30,14 @@ def times(whole: torch.Tensor, thin: torch.Tensor) -> torch.Tensor:
     (n_rows, n_columns), rank = whole.shape, thin.shape[1]
     out = whole.new_empty(n_rows, rank)
     given = whole, thin.contiguous(), out, n_rows, n_columns
-    _times[triton.cdiv(n_rows, _ROWS),](*given, rank, _ROWS, _COLUMNS)
+    _times[n_pieces(n_rows, _ROWS),](*given, rank, _ROWS, _COLUMNS)
     return out
 
 
 def turned_times(whole: torch.Tensor, thin: torch.Tensor) -> torch.Tensor:
     """The transpose of a (rows, columns) matrix times a (rows, rank) one."""
     (n_rows, n_columns), rank = whole.shape, thin.shape[1]
-    grid = triton.cdiv(n_columns, _COLUMNS), triton.cdiv(n_rows, _DEEP)
+    grid = n_pieces(n_columns, _COLUMNS), n_pieces(n_rows, _DEEP)
     parts = whole.new_empty(grid[1], n_columns, rank)
     given = whole, thin.contiguous(), parts, n_rows, n_columns
     _turned_times[grid](*given, rank, _ROWS, _COLUMNS, _DEEP)
@@ -46,7 +48,7 @@ def outer(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
     """A (rows, rank) matrix times the transpose of a (columns, rank) one."""
     (n_rows, rank), n_columns = left.shape, len(right)
     out = left.new_empty(n_rows, n_columns)
-    grid = triton.cdiv(n_columns, _COLUMNS), triton.cdiv(n_rows, _ROWS)
+    grid = n_pieces(n_columns, _COLUMNS), n_pieces(n_rows, _ROWS)
     given = left.contiguous(), right.contiguous(), out, n_rows, n_columns
     _outer[grid](*given, rank, _ROWS, _COLUMNS)
     return out

@@ -13,6 +13,7 @@ import torch
 import triton
 import triton.language as tl
 
+from ..bits import n_pieces
 from .above import Size
 from .picked import MODES, counted, sized
 
@@ -51,19 +52,19 @@ def largest(
     """
     flat, device = flat.contiguous(), flat.device
     n, mode = flat.numel(), MODES[size]
-    n_sampled = triton.cdiv(n, step)
+    n_sampled = n_pieces(n, step)
     keys = torch.empty(n_sampled, dtype=torch.int32, device=device)
-    _sample[triton.cdiv(n_sampled, _SAMPLED),](flat, keys, n, step, mode, _SAMPLED)
+    _sample[n_pieces(n_sampled, _SAMPLED),](flat, keys, n, step, mode, _SAMPLED)
     least = torch.empty((), dtype=torch.float32, device=device)
-    wide = triton.next_power_of_2(n_sampled)
+    wide = 1 << (n_sampled - 1).bit_length()
     bins = torch.empty(_COARSE + _FINE, dtype=torch.int32, device=device)
     _bound[1,](keys, least, bins, n_sampled, rank, _LOWEST, wide, len(bins), num_warps=16)
     found = counted(flat, least, size=size)
     where, last = found.where(most), found.ends[-1:]
     above = torch.empty(most, dtype=torch.int32, device=device)
     reached = flat, least, where, last, above, bins
-    _measure[triton.cdiv(most, _GATHERED),](*reached, most, mode, _COARSE, _FINE, _GATHERED)
-    n_tiles = triton.cdiv(most, _TILE)
+    _measure[n_pieces(most, _GATHERED),](*reached, most, mode, _COARSE, _FINE, _GATHERED)
+    n_tiles = n_pieces(most, _TILE)
     _narrow[n_tiles,](above, last, bins, most, k, _COARSE, _FINE, _TILE, num_warps=8)
     counts = torch.empty(2, n_tiles, dtype=torch.int32, device=device)
     if holds is None:

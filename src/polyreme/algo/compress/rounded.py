@@ -10,6 +10,8 @@ import torch
 import triton
 import triton.language as tl
 
+from ..bits import n_pieces
+
 _EIGHTS = 128  # of values, of one program
 _FIVES = 256
 _ENTRIES = 1024
@@ -26,7 +28,7 @@ def applies(flat: torch.Tensor) -> bool:
 def norm(flat: torch.Tensor) -> torch.Tensor:
     """Of a vector: one float32, of squares summed in float64."""
     flat, n = flat.contiguous(), flat.numel()
-    sums = torch.empty(triton.cdiv(n, _SUMMED), dtype=torch.float64, device=flat.device)
+    sums = torch.empty(n_pieces(n, _SUMMED), dtype=torch.float64, device=flat.device)
     _squares[len(sums),](flat, sums, sums, n, False, _SUMMED)
     return sums.sum(0, keepdim=True).sqrt().float()
 
@@ -38,7 +40,7 @@ def levels(
     n = flat.numel()
     out = torch.empty(-(-n * width // 8), dtype=torch.uint8, device=flat.device)
     given = flat.contiguous(), norm, key, out, n, out.numel(), n_levels
-    _levels[triton.cdiv(n, 8 * _EIGHTS),](*given, width, _EIGHTS)
+    _levels[n_pieces(n, 8 * _EIGHTS),](*given, width, _EIGHTS)
     return out
 
 
@@ -48,7 +50,7 @@ def of_levels(
     """What levels mean."""
     out = torch.empty(n, dtype=dtype, device=octets.device)
     given = octets.contiguous(), norm, out, n, octets.numel(), n_levels
-    _of_levels[triton.cdiv(n, 8 * _EIGHTS),](*given, width, _EIGHTS)
+    _of_levels[n_pieces(n, 8 * _EIGHTS),](*given, width, _EIGHTS)
     return out
 
 
@@ -57,7 +59,7 @@ def powers(flat: torch.Tensor, key: torch.Tensor, most: int) -> torch.Tensor:
     n = flat.numel()
     out = torch.empty(-(-n * 9 // 8), dtype=torch.uint8, device=flat.device)
     given = flat.contiguous(), key, out, n, out.numel(), most
-    _powers[triton.cdiv(n, 8 * _EIGHTS),](*given, _EIGHTS)
+    _powers[n_pieces(n, 8 * _EIGHTS),](*given, _EIGHTS)
     return out
 
 
@@ -65,14 +67,14 @@ def of_powers(octets: torch.Tensor, n: int, dtype: torch.dtype) -> torch.Tensor:
     """What exponents and signs mean."""
     out = torch.empty(n, dtype=dtype, device=octets.device)
     given = octets.contiguous(), out, n, octets.numel()
-    _of_powers[triton.cdiv(n, 8 * _EIGHTS),](*given, _EIGHTS)
+    _of_powers[n_pieces(n, 8 * _EIGHTS),](*given, _EIGHTS)
     return out
 
 
 def scale(flat: torch.Tensor, clip: float) -> torch.Tensor:
     """The largest magnitude, as TernGrad cuts it: one float32."""
     flat, n, device = flat.contiguous(), flat.numel(), flat.device
-    n_tiles = triton.cdiv(n, _SUMMED)
+    n_tiles = n_pieces(n, _SUMMED)
     sums = torch.empty(n_tiles, dtype=torch.float64, device=device)
     most = torch.empty(n_tiles, dtype=torch.float32, device=device)
     _extent[n_tiles,](flat, sums, most, n, _SUMMED)
@@ -88,14 +90,14 @@ def signs(flat: torch.Tensor, scale: torch.Tensor, key: torch.Tensor) -> torch.T
     """Zeros and signs, five a byte, as TernGrad has them."""
     n = flat.numel()
     out = torch.empty(-(-n // 5), dtype=torch.uint8, device=flat.device)
-    _signs[triton.cdiv(n, 5 * _FIVES),](flat.contiguous(), scale, key, out, n, _FIVES)
+    _signs[n_pieces(n, 5 * _FIVES),](flat.contiguous(), scale, key, out, n, _FIVES)
     return out
 
 
 def of_signs(octets: torch.Tensor, scale: torch.Tensor, n: int, dtype: torch.dtype) -> torch.Tensor:
     """What zeros and signs mean."""
     out = torch.empty(n, dtype=dtype, device=octets.device)
-    _of_signs[triton.cdiv(n, _ENTRIES),](octets.contiguous(), scale, out, n, _ENTRIES)
+    _of_signs[n_pieces(n, _ENTRIES),](octets.contiguous(), scale, out, n, _ENTRIES)
     return out
 
 

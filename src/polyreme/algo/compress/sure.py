@@ -12,6 +12,7 @@ import torch
 import triton
 import triton.language as tl
 
+from ..bits import n_pieces
 from .picked import WORDS, Counted, ones, summed
 
 _ENTRIES = 1024
@@ -32,7 +33,7 @@ def sent(
 ) -> Sent:
     """Of float32 vectors, at least one entry each. `top` is one number."""
     flat, n, device = flat.contiguous(), flat.numel(), flat.device
-    n_tiles = triton.cdiv(n, 32 * WORDS)
+    n_tiles = n_pieces(n, 32 * WORDS)
     words = torch.empty(n_tiles * WORDS, dtype=torch.int32, device=device)
     tops = torch.empty(n_tiles, dtype=torch.float32, device=device)
     copied, after = torch.empty_like(flat), torch.empty_like(flat)
@@ -59,7 +60,7 @@ def meant(top: torch.Tensor, codes: torch.Tensor) -> torch.Tensor:
     """Values by their codes (int64)."""
     out = torch.empty(codes.numel(), dtype=top.dtype, device=codes.device)
     if codes.numel():
-        _meant[triton.cdiv(codes.numel(), _ENTRIES),](top, codes, out, codes.numel(), _ENTRIES)
+        _meant[n_pieces(codes.numel(), _ENTRIES),](top, codes, out, codes.numel(), _ENTRIES)
     return out
 
 

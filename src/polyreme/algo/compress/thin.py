@@ -24,7 +24,7 @@ def orthonormal(columns: torch.Tensor) -> torch.Tensor:
     """
     n, rank = columns.shape
     work = torch.empty(n, rank, dtype=torch.float64, device=columns.device)
-    wide = triton.next_power_of_2(rank)
+    wide = 1 << (rank - 1).bit_length()
     _orthonormal[1,](columns.contiguous(), work, n, _NOTHING, rank, wide, _ROWS, num_warps=8)
     return work.to(columns.dtype)
 

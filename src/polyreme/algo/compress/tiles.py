@@ -9,6 +9,8 @@ import torch
 import triton
 import triton.language as tl
 
+from ..bits import n_pieces
+
 WIDEST = 57  # bits of a value that lie in eight bytes wherever they begin
 _EIGHTS = 256  # of values, of one program
 _ENTRIES = 1024  # of one program
@@ -24,10 +26,10 @@ def packed(values: torch.Tensor, width: int, size: int) -> torch.Tensor:
     if not out.numel():
         return out
     if width <= 8:
-        grid = triton.cdiv(n, 8 * _EIGHTS), n_rows
+        grid = n_pieces(n, 8 * _EIGHTS), n_rows
         _pack_narrow[grid](values, out, n, size, width, _EIGHTS)
     else:
-        grid = triton.cdiv(size, _EIGHTS), n_rows
+        grid = n_pieces(size, _EIGHTS), n_rows
         _pack_wide[grid](values, out, n, size, width, _EIGHTS)
     return out
 
@@ -38,7 +40,7 @@ def unpacked(octets: torch.Tensor, width: int, n: int) -> torch.Tensor:
     n_rows, size = octets.shape
     out = torch.empty(n_rows, n, dtype=torch.int64, device=octets.device)
     if out.numel():
-        _unpack[triton.cdiv(n, _ENTRIES), n_rows](octets, out, n, size, width, _ENTRIES)
+        _unpack[n_pieces(n, _ENTRIES), n_rows](octets, out, n, size, width, _ENTRIES)
     return out
 
 
@@ -48,7 +50,7 @@ def signs(flat: torch.Tensor, *, sums: bool) -> tuple[torch.Tensor, torch.Tensor
     These are the sum of entries below 0 (NaN among them), that of all others, and their number.
     """
     flat, n = flat.contiguous(), flat.numel()
-    n_programs = triton.cdiv(n, 8 * _EIGHTS)
+    n_programs = n_pieces(n, 8 * _EIGHTS)
     out = torch.empty(-(-n // 8), dtype=torch.uint8, device=flat.device)
     seen = torch.zeros(n_programs if sums else 0, 3, dtype=torch.float64, device=flat.device)
     if n:
@@ -60,7 +62,7 @@ def either(octets: torch.Tensor, two: torch.Tensor, n: int) -> torch.Tensor:
     """Of two values the first for each bit that is 0, the other for each that is 1."""
     out = torch.empty(n, dtype=two.dtype, device=two.device)
     if n:
-        _either[triton.cdiv(n, _ENTRIES),](octets.contiguous(), two.contiguous(), out, n, _ENTRIES)
+        _either[n_pieces(n, _ENTRIES),](octets.contiguous(), two.contiguous(), out, n, _ENTRIES)
     return out
 
 
