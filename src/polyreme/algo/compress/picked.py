@@ -115,6 +115,12 @@ def ones(word):  # type: ignore[no-untyped-def]
     return (halves + (halves >> 16)) & 63
 
 
+@triton.jit
+def lowest(word):  # type: ignore[no-untyped-def]
+    """The lowest bit that is set of each int32, alone."""
+    return word & -word
+
+
 @triton.jit  # type: ignore[untyped-decorator]
 def _mark(  # type: ignore[no-untyped-def]
     flat,
@@ -162,7 +168,8 @@ def _write(words, ends, out, most, n_words: tl.constexpr):  # type: ignore[no-un
     bits = tl.load(words + word)
     own = ones(bits)
     to = tl.load(ends + tl.program_id(0)) - tl.sum(own) + tl.cumsum(own, 0) - own
-    for place in tl.static_range(32):
-        is_set = ((bits >> place) & 1) == 1
-        tl.store(out + to, word * 32 + place, mask=is_set & (to < most))
-        to += is_set.to(tl.int32)
+    for _ in range(tl.max(own)):
+        low = lowest(bits)
+        tl.store(out + to, word * 32 + ones(low - 1), mask=(bits != 0) & (to < most))
+        to += (bits != 0).to(tl.int32)
+        bits = bits ^ low

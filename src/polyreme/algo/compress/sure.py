@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 
 from ..bits import n_pieces
-from .picked import WORDS, Counted, ones, summed
+from .picked import WORDS, Counted, lowest, ones, summed
 
 _ENTRIES = 1024
 _FINEST = 7
@@ -175,13 +175,15 @@ def _codes(  # type: ignore[no-untyped-def]
     power = tl.load(powers + tl.zeros([n_words], tl.int32))
     own = ones(bits)
     to = tl.load(ends + tl.program_id(0)) - tl.sum(own) + tl.cumsum(own, 0) - own
-    for place in tl.static_range(32):
-        is_set = ((bits >> place) & 1) == 1
-        entry = tl.load(x + word * 32 + place, mask=is_set, other=0.0)
+    for _ in range(tl.max(own)):
+        is_set = bits != 0
+        low = lowest(bits)
+        entry = tl.load(x + word * 32 + ones(low - 1), mask=is_set, other=0.0)
         down = tl.maximum(tl.minimum(_down(entry, power), finest), 0)
         code = down | ((entry < 0).to(tl.int32) << 3)
         tl.store(out + to, code.to(tl.uint8), mask=is_set & (to < k))
         to += is_set.to(tl.int32)
+        bits = bits ^ low
 
 
 @triton.jit  # type: ignore[untyped-decorator]
