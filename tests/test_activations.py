@@ -38,7 +38,7 @@ def test_activations_are_those_that_a_real_pass_saves(family, precision, monkeyp
     assert not off
 
 
-@pytest.mark.slice("llama", "swin")
+@pytest.mark.slice("llama")
 @pytest.mark.parametrize("family", ["llama", "gpt2", "bert", "t5", "vit", "swin"])
 def test_a_part_saves_what_is_not_divided(family, monkeypatch) -> None:
     """Split tokens are whole again where regions read them; norms are whole where they are not."""

@@ -162,7 +162,7 @@ def _named(log: Path) -> set[int]:
 
 
 @pytest.mark.parametrize("momentum", ["", 'feedback = { kind = "WorkerMomentum" }'])
-@pytest.mark.slice(1)
+@pytest.mark.long
 def test_three_of_ten_hostile_on_the_virtual_clock_leave_digits_as_they_were(
     momentum: str, tmp_path: Path
 ) -> None:
