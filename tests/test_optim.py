@@ -348,14 +348,17 @@ def _late_gradients(n: int = 4) -> Iterator[list[torch.Tensor | None]]:
         ]
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_small_tensors_are_updated_as_one_vector(name: str, monkeypatch) -> None:
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [*((name, {}) for name in NAMES), ("ProximalSGD", {"group_l1": 0.1, "group_size": 3})],
+)
+def test_small_tensors_are_updated_as_one_vector(name: str, options: dict, monkeypatch) -> None:
     """Tensor by tensor a step takes kernels by the thousand; what comes out is the same."""
     ends, n_updates = [], []
     for entries in (0, 1 << 20):
         monkeypatch.setattr(optimizer, "_ENTRIES", entries)
         parameters = _parameters()
-        made = getattr(pr.optim, name)(parameters)
+        made = getattr(pr.optim, name)(parameters, **options)
         rule, calls = type(made._rule(made.param_groups[0])), []
         plain = rule.update
 

@@ -42,8 +42,11 @@ class DeviceTimes:
         self._next, self._after = number + self._after, min(2 * self._after, _MOST)
         recorder = Recorder(self._accelerator)
         recorder.start()
-        yield
-        self._compute, self._comm, self._hidden = shares(recorder.stop(), self._accelerator.backend)
+        try:
+            yield
+        finally:
+            kernels = recorder.stop()
+        self._compute, self._comm, self._hidden = shares(kernels, self._accelerator.backend)
 
     def split(self, step_s: float) -> StepTimes:
         """A step of that length by the last shares."""
