@@ -264,7 +264,7 @@ class SumShards:
     """Sum of a small tensor over the parts that a replica is split in.
 
     Parts are devices, and also single tensors where a rule is played tensor by tensor;
-    `per_tensor` marks partial results that belong to one tensor and are summed over devices alone.
+    `per_tensor` marks partial results of each tensor, which are summed over devices alone.
     """
 
     partial: torch.Tensor
@@ -332,8 +332,11 @@ def together(
 ) -> list[_T]:
     """Plays the programs of several parts of one replica in step, and sums what they ask for.
 
-    What is of all parts goes over stages too (unset: there is one).
+    What is of all parts goes over stages too (unset: there is one); what is of single tensors has
+    a place for each tensor of all programs.
     """
+    import torch
+
     results: list[Any] = [None] * len(programs)
     answers: list[torch.Tensor | None] = [None] * len(programs)
     waiting = list(range(len(programs)))
@@ -348,16 +351,7 @@ def together(
         if not asked:
             break
         assert len(asked) == len(programs), "all parts of a replica ask alike"
-        if asked[0][1].per_tensor:
-            sums = over_devices(_stacked(asked))
-            answers = list(sums)
-        else:
-            total = (over_stages or over_devices)(_stacked(asked).sum(0))
-            answers = [total] * len(programs)
+        over = over_devices if asked[0][1].per_tensor else over_stages or over_devices
+        total = over(torch.stack([effect.partial for _, effect in asked]).sum(0))
+        answers = [total] * len(programs)
     return results
-
-
-def _stacked(asked: Sequence[tuple[int, SumShards]]) -> torch.Tensor:
-    import torch
-
-    return torch.stack([effect.partial for _, effect in asked])

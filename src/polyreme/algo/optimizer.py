@@ -17,9 +17,7 @@ _ENTRIES = 1 << 21  # that small tensors may have together: more would only take
 
 
 class RuleOptimizer(torch.optim.Optimizer):
-    """Plays a rule tensor by tensor, in step; norms over all of them are exact.
-
-    Small tensors are one vector together where this device has all there is.
+    """Plays a rule tensor by tensor, small ones as one vector; norms over all of them are exact.
 
     `over_devices` sums a small tensor over the devices that hold parts of these parameters (unset:
     none but this one does); a DTensor is taken by its local part. Where others hold parts, a tensor
@@ -74,6 +72,8 @@ class RuleOptimizer(torch.optim.Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
+        every = (parameter for group in self.param_groups for parameter in group["params"])
+        self._places = {parameter: place for place, parameter in enumerate(every)}
         programs = [
             self._program(parameters, group["lr"])
             for group in self.param_groups
@@ -86,18 +86,15 @@ class RuleOptimizer(torch.optim.Optimizer):
 
     def _vectors(self, parameters: Iterable[torch.Tensor]) -> Iterator[list[torch.Tensor]]:
         """Parameters with gradients, those together that are updated as one vector."""
-        alone = self.over_devices is None and self.over_stages is None and self.counts is None
         filling: dict[Any, list[torch.Tensor]] = {}
         room: dict[Any, int] = {}
         for parameter in parameters:
             if parameter.grad is None:
                 continue
-            if not alone or hasattr(parameter, "placements"):
-                yield [parameter]
-                continue
             held = self.state[parameter]
             at = tuple(int(held[key]) for key in self.rule.counts) if held else None
-            key = parameter.dtype, parameter.grad.dtype, parameter.device, bool(held), at
+            kind = parameter.dtype, parameter.grad.dtype, parameter.device, type(parameter)
+            key = *kind, self._enters(parameter, per_tensor=False), bool(held), at
             if key in filling and room[key] < parameter.numel():
                 yield filling.pop(key)
             if key not in filling:
@@ -119,7 +116,7 @@ class RuleOptimizer(torch.optim.Optimizer):
         state = self._held(parameters) or self.rule.init(flat)
         gradient = _joined([_local(_gradient(parameter)) for parameter in parameters])
         update = settled(self.rule.update(gradient, state, flat, lr=lr, layout=layout))
-        delta, state = yield from self._summed(update, parameters[0])
+        delta, state = yield from self._summed(update, parameters)
         torch._foreach_add_(local, _parts(delta, local))
         self._keep(parameters, state)
 
@@ -130,23 +127,37 @@ class RuleOptimizer(torch.optim.Optimizer):
         state = self.rule.init(empty)
         return settled(self.rule.update(empty, state, empty, lr=self.defaults["lr"], layout=layout))
 
-    def _summed(self, program: Split[Any], parameter: torch.Tensor) -> Split[Any]:
-        """The program, with what it asks for answered here where no other part has a share."""
-        alone = self.over_devices is None
-        whole = self.counts_whole or _is_part(parameter)
+    def _summed(self, program: Split[Any], parameters: Sequence[torch.Tensor]) -> Split[Any]:
+        """The program, with what it asks for answered here where no other part has a share.
+
+        What is of each tensor is asked for in its place among all: devices differ in what they
+        join.
+        """
         answer: Any = None
         while True:
             try:
                 asked = program.send(answer)
             except StopIteration as end:
                 return end.value
-            if asked.per_tensor and alone:
+            if asked.per_tensor and self.over_devices is None:
                 answer = asked.partial
-            elif whole if self.counts is None else self.counts(parameter, asked.per_tensor):
+            elif asked.per_tensor:
+                device = asked.partial.device
+                at = torch.tensor([self._places[each] for each in parameters], device=device)
+                enters = [self._enters(each, per_tensor=True) for each in parameters]
+                own = torch.where(torch.tensor(enters, device=device), asked.partial, 0.0)
+                placed = own.new_zeros(*own.shape[:-1], len(self._places)).index_copy(-1, at, own)
+                answer = (yield SumShards(partial=placed, per_tensor=True))[..., at]
+            elif self._enters(parameters[0], per_tensor=False):
                 answer = yield asked
             else:
-                nothing = torch.zeros_like(asked.partial)
-                answer = yield SumShards(partial=nothing, per_tensor=asked.per_tensor)
+                answer = yield SumShards(partial=torch.zeros_like(asked.partial))
+
+    def _enters(self, parameter: torch.Tensor, *, per_tensor: bool) -> bool:
+        """Whether what is here of it enters sums."""
+        if self.counts is None:
+            return self.counts_whole or _is_part(parameter)
+        return self.counts(parameter, per_tensor)
 
     def _held(self, parameters: Sequence[torch.Tensor]) -> dict[str, Any]:
         """The state as the rule takes it; counts are those of all."""
