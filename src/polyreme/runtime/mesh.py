@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -149,6 +150,18 @@ def close(world: World) -> None:
         world.watchdog.close()
     if world.group is not None and dist.is_initialized():
         dist.destroy_process_group()
+        _forget_layouts()
+
+
+def _forget_layouts() -> None:
+    """Have DTensors forget what they know of layouts.
+
+    Those of a later group that look the same would be taken for them, with the old one's parts.
+    """
+    if "torch.distributed.tensor" in sys.modules:
+        from torch.distributed.tensor.debug import _clear_sharding_prop_cache
+
+        _clear_sharding_prop_cache()  # type: ignore[no-untyped-call]
 
 
 def _interfaces() -> list[str]:
