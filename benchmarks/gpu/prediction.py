@@ -2,8 +2,9 @@
 
     python benchmarks/gpu/prediction.py [--model llama-1.3b] [--compiled] [--devices N]
 
-For each model a profile is measured, then a number of plans is priced and run. Bytes are those of
-tensors and what a process holds beside them: contexts and workspaces of libraries.
+For each model a profile is measured, then a number of plans is priced and run. What is measured is
+the median of some steps, with the fastest and the slowest of them. Bytes are those of tensors and
+what a process holds beside them: contexts and workspaces of libraries.
 """
 
 from __future__ import annotations
@@ -95,9 +96,11 @@ def cells(row: Row) -> str:
     """A line of the table."""
     if not row.found.ran:
         return f"| {row.name} | {describe(row.plan)} | {row.found.why} | - | - | - | - | - |"
+    least_ms, most_ms = (1e3 * each_s for each_s in row.found.range_s)
     return (
         f"| {row.name} | {describe(row.plan)} | {1e3 * row.step_s:.1f} | "
-        f"{1e3 * row.found.step_s:.1f} | {100 * row.time_error:+.1f} % | "
+        f"{1e3 * row.found.step_s:.1f} ({least_ms:.0f} to {most_ms:.0f}) | "
+        f"{100 * row.time_error:+.1f} % | "
         f"{row.n_bytes / 2**30:.2f} | {row.found.peak_bytes / 2**30:.2f} | "
         f"{100 * row.memory_error:+.1f} % |"
     )

@@ -191,11 +191,12 @@ class Setting:
 class Timed:
     """Seconds of a step, the median of those after the first, and most bytes of any device.
 
-    Bytes are those of tensors, and what the process holds beside them. `why` says why there are
-    none.
+    `range_s` are those of the fastest and of the slowest. Bytes are those of tensors, and what the
+    process holds beside them. `why` says why there are none.
     """
 
     step_s: float = math.nan
+    range_s: tuple[float, float] = (math.nan, math.nan)
     peak_bytes: int = 0
     why: str = ""
 
@@ -361,10 +362,13 @@ def timed_here(
     )
     loop.train(job, world, log=log, progress=at_end)  # type: ignore[arg-type]
     held_bytes = beside_bytes(world.accelerator)
-    ends_s = log.ends_s[WARM - 1 :]
-    step_s = statistics.median(b - a for a, b in itertools.pairwise(ends_s)) if ends_s else 0.0
+    steps_s = [b - a for a, b in itertools.pairwise(log.ends_s[WARM - 1 :])] or [0.0]
     mesh.close(world)
-    return Timed(step_s=step_s, peak_bytes=log.peak_bytes + held_bytes)
+    return Timed(
+        step_s=statistics.median(steps_s),
+        range_s=(min(steps_s), max(steps_s)),
+        peak_bytes=log.peak_bytes + held_bytes,
+    )
 
 
 def _one_by_one(

@@ -70,9 +70,12 @@ class TopK(Sparsifier, frozen=True, kw_only=True, tag="TopK", tag_field="kind"):
         self, rows: torch.Tensor, draws: Sequence[Draw]
     ) -> tuple[tuple[torch.Tensor, ...], torch.Tensor]:
         """The largest entries of each."""
+        import torch
+
         n = rows.shape[-1]
         where = largest_magnitudes(rows, count(self.ratio, n))
-        values = rows.gather(-1, where)
+        # As `encode` reads them: torch's gather has other bits for NaN.
+        values = rows[torch.arange(len(rows), device=rows.device).unsqueeze(1), where]
         return (places.pack(where, n), values), scattered(where, values, n)
 
     def held(
