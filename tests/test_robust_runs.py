@@ -53,7 +53,7 @@ def _named(folder: Path) -> None:
     assert line[1:] in (folder / "report.html").read_text()
 
 
-@pytest.mark.slice("CenteredClipping")
+@pytest.mark.long
 @pytest.mark.parametrize("aggregate", AGGREGATES)
 def test_simulated_training_with_three_hostile_of_ten_ends_as_without(
     aggregate: str, tmp_path: Path
