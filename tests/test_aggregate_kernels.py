@@ -27,7 +27,7 @@ def _orders(n: int) -> list[Order]:
     return [Order(places=middle(n)), *trimmed, *(Order(places=middle(n), keep=k) for k in keeps)]
 
 
-@pytest.mark.slice(2)
+@pytest.mark.slice(1)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("ties", [False, True])
 @pytest.mark.parametrize("n", [1, 2, 5, 12, 33, 64])

@@ -93,6 +93,7 @@ def _model(
 
 
 @pytest.mark.slice(1)
+@pytest.mark.slice(1)
 @pytest.mark.parametrize(
     ("aggregate", "plain"),
     [

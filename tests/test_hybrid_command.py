@@ -49,6 +49,7 @@ def test_a_run_of_parts_and_stages_goes_on_under_another_plan(tmp_path: Path, wa
     assert (second.status, second.steps) == ("done", 4)
 
 
+@pytest.mark.long
 def test_such_a_plan_is_verified(warm: None) -> None:
     assert pr.verify(SPEC, steps=1).passed
 

@@ -305,7 +305,7 @@ def shifted(tmp_path: Path) -> Path:
     return path
 
 
-@pytest.mark.slice(1)
+@pytest.mark.slice("1")
 @pytest.mark.parametrize("n", [1, 4])
 def test_directions_are_those_of_sklearn_on_dense_rows(shifted: Path, n: int) -> None:
     data = Arrays(path=str(shifted), heldout=0)

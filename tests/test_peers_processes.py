@@ -89,7 +89,7 @@ def test_a_killed_worker_comes_back_and_others_do_not_wait(sync, tmp_path) -> No
         assert numbers == sorted(set(numbers))
 
 
-@pytest.mark.slice(1)
+@pytest.mark.long
 @pytest.mark.parametrize("sync", [PartialReduce(group_size=2), ADPSGD()])
 def test_a_stopped_worker_is_not_waited_for_longer_than_was_asked(sync, tmp_path) -> None:
     with members(_of(sync), 3, tmp_path, timeout_s=0.5) as run:

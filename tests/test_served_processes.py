@@ -34,7 +34,7 @@ def _of(sync) -> DataParallel:
     return DataParallel(rule=SGD(), sync=sync)
 
 
-@pytest.mark.slice(1)
+@pytest.mark.long
 @pytest.mark.parametrize("sync", [ASGD(), OrMo(), OrLoMo(local_steps=3)])
 @pytest.mark.parametrize("kills", [0, 3])
 def test_a_recorded_order_of_arrival_played_again_gives_the_same_bits(
