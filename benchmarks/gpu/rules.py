@@ -140,7 +140,7 @@ def judged(each: Timed, here: Here, epochs: int) -> str:
     for rate in asked.rates:
         if (came := accuracy(here.tuning, rate)) is not None:
             found[rate] = came[0]
-    tried = ", ".join(f"{rate:g}: {100 * a:.2f} %" for rate, a in found.items())
+    tried = ", ".join(f"{rate:g}: {_share(a)}" for rate, a in found.items())
     best = max(found, key=lambda rate: found[rate], default=None)
     came = None
     if best is not None and len(found) == len(asked.rates):
@@ -150,9 +150,12 @@ def judged(each: Timed, here: Here, epochs: int) -> str:
     edge = "*" if best in (min(asked.rates), max(asked.rates)) else ""
     steps_s = came[1].steps_s() or [float("nan")]
     whole_s = f"{steps_of(here.whole, asked) * statistics.median(steps_s):.2f}"
-    return _row(
-        asked.rule, asked.batch, f"{best:g}{edge}", f"{100 * came[0]:.2f} %", whole_s, tried
-    )
+    return _row(asked.rule, asked.batch, f"{best:g}{edge}", _share(came[0]), whole_s, tried)
+
+
+def _share(accuracy: float) -> str:
+    """A run that came to no accuracy has 0."""
+    return f"{100 * accuracy:.2f} %" if accuracy else "not finite"
 
 
 def _row(*cells: object) -> str:

@@ -56,6 +56,7 @@ class RuleOptimizer(torch.optim.Optimizer):
         self.counts_whole = counts_whole
         self.counts = counts
         self.device = device
+        self._places: dict[torch.Tensor, int] = {}
         super().__init__(params, {"lr": rule.lr})
 
     @torch.no_grad()

@@ -12,12 +12,11 @@ import triton.language as tl
 
 from ..bits import n_pieces
 from . import picked
+from .splitmix import hashed
 
 MOST_LATE = 8192
 _TILE = 1024
 _LATE, _BEFORE = 64, 128
-
-_GAMMA, _FIRST, _SECOND = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
 
 
 def chosen(key: torch.Tensor, n: int, k: int, n_sure: int, n_drawn: int) -> torch.Tensor:
@@ -30,31 +29,24 @@ def chosen(key: torch.Tensor, n: int, k: int, n_sure: int, n_drawn: int) -> torc
     words = torch.zeros(-(-n // 32), dtype=torch.int32, device=device)
     n_tiles = n_pieces(n_sure, _TILE)
     counts = torch.empty(n_tiles, dtype=torch.int32, device=device)
-    mixing = _GAMMA, _FIRST, _SECOND
-    _set[n_tiles,](key, words, counts, n_sure, n, *mixing, _TILE)
+    _set[n_tiles,](key, words, counts, n_sure, n, _TILE)
     fresh = torch.empty(n_late, dtype=torch.int32, device=device)
     looked = key, words, fresh, n_sure, n_late, n
-    _look[n_pieces(n_late, _LATE),](*looked, *mixing, _LATE, _BEFORE)
+    _look[n_pieces(n_late, _LATE),](*looked, _LATE, _BEFORE)
     given = key, words, counts, fresh, n_tiles, n_sure, n_late, n, k
-    _complete[1,](*given, *mixing, 1 << (n_late - 1).bit_length(), _TILE, num_warps=8)
+    _complete[1,](*given, 1 << (n_late - 1).bit_length(), _TILE, num_warps=8)
     octets = words.view(torch.uint8)[: -(-n // 8)]
     return picked.of_mask(octets, n).where(k)
 
 
-@triton.jit  # type: ignore[untyped-decorator]
+@triton.jit
 def _below(  # type: ignore[no-untyped-def]
     key,
     turn,
     n,
-    gamma: tl.constexpr,
-    first: tl.constexpr,
-    second: tl.constexpr,
 ):
     """As `counted.below`."""
-    mixed = (turn.to(tl.int64) + tl.load(key)).to(tl.uint64) * gamma
-    mixed = (mixed ^ (mixed >> 30)) * first
-    mixed = (mixed ^ (mixed >> 27)) * second
-    mixed = mixed ^ (mixed >> 31)
+    mixed = hashed(turn.to(tl.int64) + tl.load(key))
     return ((mixed >> 1) & ((1 << 62) - 1)).to(tl.int64) % n
 
 
@@ -65,14 +57,11 @@ def _set(  # type: ignore[no-untyped-def]
     counts,
     n_sure,
     n,
-    gamma: tl.constexpr,
-    first: tl.constexpr,
-    second: tl.constexpr,
     tile: tl.constexpr,
 ):
     """Sets bits; counts those that were not set."""
     turn = tl.program_id(0) * tile + tl.arange(0, tile)
-    place = _below(key, turn, n, gamma, first, second)
+    place = _below(key, turn, n)
     at = (place & 31).to(tl.int32)
     bit = tl.full([tile], 1, dtype=tl.int32) << at
     there = turn < n_sure
@@ -89,20 +78,17 @@ def _look(  # type: ignore[no-untyped-def]
     n_sure,
     n_late,
     n,
-    gamma: tl.constexpr,
-    first: tl.constexpr,
-    second: tl.constexpr,
     late: tl.constexpr,
     before: tl.constexpr,
 ):
     """Whether late ones are neither among the sure ones nor among the late ones before them."""
     turn = tl.program_id(0) * late + tl.arange(0, late)
-    place = _below(key, n_sure + turn, n, gamma, first, second)
+    place = _below(key, n_sure + turn, n)
     word = tl.load(words + (place >> 5), mask=turn < n_late, other=0)
     seen = (word >> (place & 31).to(tl.int32)) & 1
     for start in range(0, (tl.program_id(0) + 1) * late, before):
         earlier = start + tl.arange(0, before)
-        other = _below(key, n_sure + earlier, n, gamma, first, second)
+        other = _below(key, n_sure + earlier, n)
         same = (place[:, None] == other[None, :]) & (earlier[None, :] < turn[:, None])
         seen = seen | tl.max(same.to(tl.int32), axis=1)
     tl.store(fresh + turn, 1 - seen, mask=turn < n_late)
@@ -119,9 +105,6 @@ def _complete(  # type: ignore[no-untyped-def]
     n_late,
     n,
     k,
-    gamma: tl.constexpr,
-    first: tl.constexpr,
-    second: tl.constexpr,
     wide: tl.constexpr,
     tile: tl.constexpr,
 ):
@@ -134,6 +117,6 @@ def _complete(  # type: ignore[no-untyped-def]
     turn = tl.arange(0, wide)
     new = tl.load(fresh + turn, mask=turn < n_late, other=0)
     kept = (new == 1) & (tl.cumsum(new, 0) <= wanted)
-    place = _below(key, n_sure + turn, n, gamma, first, second)
+    place = _below(key, n_sure + turn, n)
     bit = tl.full([wide], 1, dtype=tl.int32) << (place & 31).to(tl.int32)
     tl.atomic_or(words + (place >> 5), bit, mask=kept, sem="relaxed")

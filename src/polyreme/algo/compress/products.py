@@ -11,12 +11,11 @@ import triton
 import triton.language as tl
 
 from ..bits import n_pieces
+from .splitmix import hashed
 
 MOST_COLUMNS = 4  # of thin matrices: each has sums of its own in registers
 _ROWS, _COLUMNS = 16, 128
 _DEEP = 256  # rows of one program, of those that add up
-
-_GAMMA, _FIRST, _SECOND = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
 
 
 def applies(whole: torch.Tensor, thin: torch.Tensor) -> bool:
@@ -59,7 +58,7 @@ def directions(last: torch.Tensor, key: torch.Tensor, *, warm: bool) -> torch.Te
     n, rank = last.shape
     out = torch.empty_like(last, memory_format=torch.contiguous_format)
     given = last.contiguous(), key, out, n, float(warm)
-    _directions[rank,](*given, rank, _GAMMA, _FIRST, _SECOND, 1024)
+    _directions[rank,](*given, rank, 1024)
     return out
 
 
@@ -161,14 +160,10 @@ def _outer(  # type: ignore[no-untyped-def]
     tl.store(out + row.to(tl.int64)[:, None] * n_columns + column[None, :], whole, mask=there)
 
 
-@triton.jit  # type: ignore[untyped-decorator]
-def _hashed(key, at, gamma: tl.constexpr, first: tl.constexpr, second: tl.constexpr):  # type: ignore[no-untyped-def]
+@triton.jit
+def _uniform(key, at):  # type: ignore[no-untyped-def]
     """As `counted.uniform` of float64."""
-    mixed = (at + key).to(tl.uint64) * gamma
-    mixed = (mixed ^ (mixed >> 30)) * first
-    mixed = (mixed ^ (mixed >> 27)) * second
-    mixed = mixed ^ (mixed >> 31)
-    return (mixed >> 11).to(tl.float64) * 1.1102230246251565e-16
+    return (hashed(at + key) >> 11).to(tl.float64) * 1.1102230246251565e-16
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -179,9 +174,6 @@ def _directions(  # type: ignore[no-untyped-def]
     n,
     warm,
     rank: tl.constexpr,
-    gamma: tl.constexpr,
-    first: tl.constexpr,
-    second: tl.constexpr,
     tile: tl.constexpr,
 ):
     column = tl.program_id(0)
@@ -198,8 +190,8 @@ def _directions(  # type: ignore[no-untyped-def]
         x = tl.load(last + place, mask=at < n, other=0.0)
         if not usable:
             held = tl.load(key)
-            near = 1 - _hashed(held, place, gamma, first, second)
-            turn = _hashed(held, place + n * rank, gamma, first, second)
+            near = 1 - _uniform(held, place)
+            turn = _uniform(held, place + n * rank)
             drawn = tl.sqrt(-2 * tl.log(near)) * tl.cos(turn * 6.283185307179586)
             x = drawn.to(x.dtype)
         tl.store(out + place, x, mask=at < n)

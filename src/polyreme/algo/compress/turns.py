@@ -12,12 +12,12 @@ import torch
 import triton
 import triton.language as tl
 
+from .splitmix import hashed
+
 SIDES = {256: 16, 1024: 32, 4096: 64}
 """Of blocks of so many entries; others are no squares, or more than a program holds."""
 
 _WARPS = {256: 1, 1024: 1, 4096: 4}  # the fastest of 1, 2, 4 and 8 on one H200
-
-_GAMMA, _FIRST, _SECOND = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
 
 
 def turned(flat: torch.Tensor, key: torch.Tensor, n: int, size: int, *, back: bool) -> torch.Tensor:
@@ -28,7 +28,7 @@ def turned(flat: torch.Tensor, key: torch.Tensor, n: int, size: int, *, back: bo
     n_blocks = -(-n // size)
     out = torch.empty(n if back else n_blocks * size, dtype=torch.float32, device=flat.device)
     given = flat.contiguous(), key, out, n, 1 / math.sqrt(size)
-    _turned[n_blocks,](*given, SIDES[size], back, _GAMMA, _FIRST, _SECOND, num_warps=_WARPS[size])
+    _turned[n_blocks,](*given, SIDES[size], back, num_warps=_WARPS[size])
     return out
 
 
@@ -38,18 +38,11 @@ def _signed(  # type: ignore[no-untyped-def]
     key,
     begin,
     side: tl.constexpr,
-    gamma: tl.constexpr,
-    first: tl.constexpr,
-    second: tl.constexpr,
 ):
     """As `counted.signs`: a row's are bits of one number."""
     each = tl.arange(0, side)
     row = begin + each * side
-    mixed = ((row >> 6) + tl.load(key)).to(tl.uint64) * gamma
-    mixed = (mixed ^ (mixed >> 30)) * first
-    mixed = (mixed ^ (mixed >> 27)) * second
-    mixed = mixed ^ (mixed >> 31)
-    mixed = mixed >> (row & 63).to(tl.uint64)
+    mixed = hashed((row >> 6) + tl.load(key)) >> (row & 63).to(tl.uint64)
     # Halves, as a number of 64 bits takes two registers for every entry.
     low, high = (mixed & 0xFFFFFFFF).to(tl.uint32), (mixed >> 32).to(tl.uint32)
     half = tl.where(each[None, :] < 32, low[:, None], high[:, None])
@@ -75,9 +68,6 @@ def _turned(  # type: ignore[no-untyped-def]
     scale,
     side: tl.constexpr,
     back: tl.constexpr,
-    gamma: tl.constexpr,
-    first: tl.constexpr,
-    second: tl.constexpr,
 ):
     each = tl.arange(0, side)
     begin = tl.program_id(0).to(tl.int64) * side * side
@@ -91,7 +81,7 @@ def _turned(  # type: ignore[no-untyped-def]
         x = tl.load(flat + at)
     else:
         x = tl.load(flat + at, mask=at < n, other=0.0)
-        x = _signed(x, key, begin, side, gamma, first, second)
+        x = _signed(x, key, begin, side)
     high, mid, low = _parts(x)
     whole = tl.dot(small, low)
     whole = tl.dot(small, mid, whole)
@@ -101,7 +91,7 @@ def _turned(  # type: ignore[no-untyped-def]
     whole = tl.dot(mid, small, whole)
     whole = tl.dot(high, small, whole) * scale
     if back:
-        whole = _signed(whole, key, begin, side, gamma, first, second)
+        whole = _signed(whole, key, begin, side)
         tl.store(out + at, whole, mask=at < n)
     else:
         tl.store(out + at, whole)
