@@ -148,3 +148,39 @@ def test_float32_is_not_shortened_inside_and_as_before_outside():
         assert torch.backends.cudnn.allow_tf32
     finally:
         torch.set_float32_matmul_precision("highest")
+
+
+class Driven:
+    """What torch has for a make of devices, noting what is set."""
+
+    def __init__(self) -> None:
+        self.memory, self.said = self, []
+
+    def set_device(self, index: int) -> None:
+        self.said.append(index)
+
+    def _set_allocator_settings(self, words: str) -> None:
+        self.said.append(words)
+
+
+@pytest.mark.parametrize(
+    ("kind", "variable", "said"),
+    [
+        ("cuda", None, [1, "expandable_segments:True"]),
+        ("cuda", "PYTORCH_ALLOC_CONF", [1]),
+        ("cuda", "PYTORCH_CUDA_ALLOC_CONF", [1]),
+        ("xpu", None, [1]),
+    ],
+)
+def test_segments_of_a_device_grow_unless_a_variable_says_how(
+    monkeypatch, kind, variable, said
+) -> None:
+    """A weight of 25 MiB took 26, and memory between tensors could not be used."""
+    driven = Driven()
+    for name in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF"):
+        monkeypatch.delenv(name, raising=False)
+    if variable is not None:
+        monkeypatch.setenv(variable, "max_split_size_mb:512")
+    monkeypatch.setattr(Accelerator, "_module", lambda _: driven)
+    Accelerator(name=kind, device_type=kind, backend="any").set(1)
+    assert driven.said == said

@@ -95,6 +95,7 @@ def test_each_microbatch_pays_for_the_sums_of_gradients(how, first, more) -> Non
 
 
 RESTED = 8  # passes before any that follow one another
+WARMS_UP = 80
 
 
 class Slow(Behind):
@@ -125,20 +126,23 @@ def test_a_first_pass_in_which_libraries_begin_leaves_others_their_seconds() -> 
 
 
 class Warming:
-    """Passes of 4 and 6 ms; once several were asked for, each takes a tenth longer."""
+    """Passes of 4 and 6 ms; after 0.8 s of them each takes a tenth longer."""
 
     def __init__(self, host_s: float) -> None:
         self.host_s, self.n = host_s, 0
 
     def __call__(self) -> Ran:
         self.n += 1
-        longer = 1.0 if self.n <= RESTED else 1.1
+        longer = 1.0 if self.n <= RESTED + WARMS_UP else 1.1
         own = (Timer(seconds=longer * each_s) for each_s in (4e-3, 6e-3))
         return Ran(*own, self.host_s / 2, self.host_s / 2)
 
 
 def test_a_device_is_timed_as_warm_whichever_way_waits_for_its_host() -> None:
-    """Where the host held up one way, none was timed long enough to warm the device."""
+    """Where the host held up one way, none was timed long enough to warm the device.
+
+    A third of a second was not long enough for any: it takes most of one.
+    """
     quick, held_up = Warming(1e-3), Warming(12e-3)
     found = timed(lone(), [lambda: quick, lambda: held_up], HeadStart(lone()))
     assert found is not None

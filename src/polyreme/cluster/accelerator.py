@@ -39,6 +39,8 @@ VARIABLES = (  # what backends read begins so
 _DRIVERS = {"cuda": "/proc/driver/nvidia/version"}
 _BUILDS = ("cuda", "hip", "xpu")
 _NODES = ("/dev/nvidia0", "/dev/nvidiactl", "/dev/kfd", "/dev/davinci0")
+_GROWING = ("cuda",)  # whose allocator knows segments that grow
+_ALLOCATION = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF")
 HOST_TYPE = "cpu"  # torch's device type for tensors in the memory of the host
 HOST_BACKEND = "gloo"
 SYSTEM_SHARE = 0.1  # of the host's memory is left to the system
@@ -90,9 +92,15 @@ class Accelerator:
         return torch.device(self.device_type, index)
 
     def set(self, index: int) -> None:
-        """Make it this process's device, and hold it to the memory limit."""
+        """Make it this process's device, and hold it to the memory limit.
+
+        Unless variables say how its memory is allocated, its allocator grows segments: then a
+        tensor takes what it needs, and memory between others' is not lost.
+        """
         module = self._module()
         module.set_device(index)
+        if self.device_type in _GROWING and not any(name in os.environ for name in _ALLOCATION):
+            module.memory._set_allocator_settings("expandable_segments:True")
         if self.memory_limit_bytes is not None:
             share = min(1.0, self.memory_limit_bytes / self._total_bytes(index))
             module.set_per_process_memory_fraction(share, index)

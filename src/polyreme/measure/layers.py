@@ -14,7 +14,7 @@ from ..profile.saved import SavedBytes
 from .agree import largest
 from .device import gradient_host_s
 from .memory import with_bytes
-from .passes import REPEAT_S, REPEATS, HeadStart, Passes
+from .passes import LASTING_LEAST_S, LASTING_S, REPEAT_S, REPEATS, HeadStart, Passes
 from .stand import Stand
 
 if TYPE_CHECKING:
@@ -74,6 +74,7 @@ def measure_layers(
             strides=saved[kind].strides,
             head=head,
             gradient_host_s=each_s,
+            lasting_s=_lasting_s(graph, kind),
         )
         tried = sizes
         if compiled:
@@ -92,6 +93,13 @@ def measure_layers(
     return {
         kind: msgspec.structs.replace(times[kind], parts=parts[kind]) for kind, _ in light_first
     }
+
+
+def _lasting_s(graph: LayerGraph, kind: str) -> float:
+    """How long passes of a kind follow one another: the whole time where it is half of a step."""
+    own = sum(layer.flops for layer in graph.layers if layer.kind == kind)
+    share = own / max(1.0, sum(layer.flops for layer in graph.layers))
+    return max(LASTING_LEAST_S, LASTING_S * min(1.0, 2 * share))
 
 
 def _fitting(world: World, saved: SavedBytes, sizes: tuple[int, ...]) -> tuple[int, ...]:

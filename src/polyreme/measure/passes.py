@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import statistics
 import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
@@ -21,11 +22,14 @@ _FEW = 7  # passes by themselves, of which the first ones do not count
 _UNCOUNTED = 2
 _IN_A_ROW = 20  # passes for each of which the device waits: the second half counts
 # Long passes follow one another without a pause, as in training: a device that has rested runs
-# faster than its power allows in the long run. The second half of so many seconds counts.
-_LASTING_S = 0.3
+# faster than its power allows in the long run, and then goes up and down within a second. The mean
+# over the second half of so many seconds counts.
+LASTING_S = 2.0
+LASTING_LEAST_S = 0.5
 _LONG_S = 1e-3  # shorter ones are no measure of that, nor those that wait for the host
 _BEHIND = 1.2  # a device that takes so many times as long as its host does not wait for it
 _MOST = 400
+_MOST_LASTING = 2000
 _HEAD_NUMBERS = 2**26
 _HOST_HEAD_NUMBERS = 2**20
 
@@ -124,11 +128,15 @@ def ran_once(world: World, forward: Callable[[], T], backward: Callable[[T], obj
 
 
 def timed(
-    world: World, ways: Sequence[Callable[[], Play]], head: HeadStart | None
+    world: World,
+    ways: Sequence[Callable[[], Play]],
+    head: HeadStart | None,
+    lasting_s: float = LASTING_S,
 ) -> list[Passes] | None:
     """Usual seconds of each way, mean over processes; None if memory ran out on one.
 
-    A way gives what is played, warm. Without `head` the host is the device.
+    A way gives what is played, warm. Without `head` the host is the device. Long ones together
+    are played for `lasting_s`.
     """
     import torch
 
@@ -149,7 +157,7 @@ def timed(
     found = [
         _on_device(world, play, each_s, head) for play, each_s in zip(plays, asking_s, strict=True)
     ]
-    return _lasting(world, plays, found)
+    return _lasting(world, plays, found, lasting_s)
 
 
 def _on_host(world: World, play: Play, warm_s: float) -> Passes:
@@ -175,7 +183,9 @@ def _on_device(world: World, play: Play, asking_s: float, head: HeadStart) -> Pa
     return Passes(there_s, back_s, sum(host_s))
 
 
-def _lasting(world: World, plays: Sequence[Play], found: list[Passes]) -> list[Passes]:
+def _lasting(
+    world: World, plays: Sequence[Play], found: list[Passes], lasting_s: float
+) -> list[Passes]:
     """All long ways that no host holds up, in turn, so that the device is as warm for each.
 
     The others take longer by as much as these do together.
@@ -184,14 +194,14 @@ def _lasting(world: World, plays: Sequence[Play], found: list[Passes]) -> list[P
     if not long:
         return found
     rested_s = sum(found[n].device_s for n in long)
-    repeats = min(_MOST, max(1, int(_LASTING_S * len(long) / rested_s)))
+    repeats = min(_MOST_LASTING, max(1, int(lasting_s / rested_s)))
     world.barrier()
     asked = [[plays[n]() for n in long] for _ in range(repeats)]
     lasting = list(found)
     for n, own in zip(long, zip(*asked, strict=True), strict=True):
         settled = [ran.settled()[:2] for ran in own][repeats // 2 :]
         columns = zip(*settled, strict=True)
-        forward_s, backward_s = mean(world, [usual(world, column) for column in columns])
+        forward_s, backward_s = mean(world, [statistics.fmean(column) for column in columns])
         lasting[n] = found[n]._replace(forward_s=forward_s, backward_s=backward_s)
     longer = sum(lasting[n].device_s for n in long) / rested_s
     return [

@@ -23,7 +23,7 @@ from ..sample import TensorSpec
 from .agree import largest
 from .inputs import lying
 from .memory import PassBytes, drop_gradient, loss_bytes, pass_bytes
-from .passes import HeadStart, Passes, Play, Ran, ran_once, timed
+from .passes import LASTING_S, HeadStart, Passes, Play, Ran, ran_once, timed
 from .silent import Silent
 
 if TYPE_CHECKING:
@@ -55,11 +55,13 @@ class Stand:
         strides: Mapping[str, Sequence[int]] | None = None,
         head: HeadStart | None = None,
         gradient_host_s: float = 0.0,
+        lasting_s: float = LASTING_S,
     ) -> None:
         self.layer = layer
         self.head = head
         self._strides = strides or {}
         self.gradient_host_s = gradient_host_s
+        self._lasting_s = lasting_s
         self.world = world
         self.tp = tp
         self.compiled = compiled
@@ -153,7 +155,7 @@ class Stand:
         """
         recomputes = (False, True) if self.tp == 1 and self.head is not None else (False,)
         ways = [partial(self.warm, microbatch, recompute=each) for each in recomputes]
-        found = timed(self.world, ways, self.head)
+        found = timed(self.world, ways, self.head, self._lasting_s)
         if found is None:
             return None
         plain, *again = found
