@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,10 +14,12 @@ from functorch.compile import make_boxed_func
 from torch import nn
 from torch._dynamo.backends.common import aot_autograd
 
+from behind import Quick
 from polyreme.cluster.accelerator import HostAccelerator, Timer
 from polyreme.cluster.detect import detect
 from polyreme.measure import layers as layer_times
 from polyreme.measure.measure import measure
+from polyreme.measure.passes import HeadStart
 from polyreme.runtime.compiled import compile_layer
 from profile_toy import MODULES, WIDTH, tiny_graph
 from test_measure import lone
@@ -172,3 +175,17 @@ def test_all_kinds_of_a_class_are_compiled_however_many_there_are(compiled) -> N
         compile_layer(again)
         again(torch.zeros(3, width))
     assert len(compiled) == len(widths)
+
+
+def test_the_host_of_compiled_layers_is_timed_in_a_row_of_them(compiled) -> None:
+    """One alone took its host longer than one among others; none is compiled again."""
+    head = HeadStart(lone())
+    world = dataclasses.replace(lone(), accelerator=Quick())
+    graph = tiny_graph("wide", "relu")
+    stand = layer_times.Stand(graph, graph.layers[0], "fp32", world, compiled=True, head=head)
+    assert stand.timed(2) is not None
+    n_compiled = len(compiled)
+    assert n_compiled > 0
+    assert len(stand._others()) == 3
+    stand._in_a_row_s(2, recompute=False)
+    assert len(compiled) == n_compiled

@@ -10,13 +10,13 @@ from typing import Any
 import msgspec
 import pytest
 
-from behind import Behind
+from behind import Behind, Quick
 from drawn import graph_of
 from planner_toy import cluster, profile, toy, toy_draft, workload
 from polyreme.cluster.accelerator import Timer
 from polyreme.measure import device
 from polyreme.measure import layers as layer_times
-from polyreme.measure.passes import HeadStart, Ran, timed
+from polyreme.measure.passes import HeadStart, Passes, Ran, timed
 from polyreme.planner.cost.data import DataCost
 from polyreme.planner.cost.memory import Memory
 from polyreme.profile.fit import Asked, Fit
@@ -151,6 +151,14 @@ def test_a_device_is_timed_as_warm_whichever_way_waits_for_its_host() -> None:
     assert held_up.n == RESTED < quick.n
 
 
+def test_sizes_that_wait_for_their_host_are_priced_as_of_a_warm_device() -> None:
+    """A small microbatch looked faster than a large one, which alone was timed long enough."""
+    passes = {1: Passes(1.0, 2.0, 9.0), 4: Passes(4.4, 8.8, 9.0, 1.1), 8: Passes(9.0, 18.0)}
+    found = layer_times._lasting(passes)
+    assert found[1] == (pytest.approx(1.1), pytest.approx(2.2), 9.0, 1.1)
+    assert (found[4], found[8]) == (passes[4], passes[8])
+
+
 class Paced(Slow):
     """A forward pass takes 2 ms, a backward pass 3 ms, and 1 ms more where it computes again."""
 
@@ -186,16 +194,6 @@ def test_recomputation_is_priced_as_a_whole_forward_pass(monkeypatch) -> None:
     (times,) = layer_times.measure_layers(graph, "fp32", world, saved, (1, 2), 9.0).values()
     assert times.recompute_shares == pytest.approx((0.5, 0.5))
     assert not bodies[0].recompute
-
-
-class Quick(Behind):
-    """A device that is through with all that it is asked for in a microsecond."""
-
-    @contextmanager
-    def work_timer(self) -> Iterator[Timer]:
-        timer = Timer()
-        yield timer
-        timer.seconds = 1e-6
 
 
 def test_a_device_that_waits_for_its_host_is_not_priced_as_if_it_did_not(monkeypatch) -> None:

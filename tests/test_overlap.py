@@ -15,7 +15,7 @@ import torch
 from beside import beside
 from polyreme.algo.rule import LAMB, SNGM, AdamW
 from polyreme.runtime import loop
-from polyreme.runtime.buckets import Scattered
+from polyreme.runtime.bucket import Scattered
 from polyreme.runtime.driver import Driver
 from polyreme.runtime.gathering import full_parameters
 from polyreme.runtime.record import N_SLOTS, Record

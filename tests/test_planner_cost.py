@@ -7,6 +7,7 @@ import pytest
 
 from planner_toy import MS, cluster, profile, toy, toy_draft, workload
 from polyreme.plan.ir import MEMORY_CAUSES
+from polyreme.planner.cost.activations import Layered, in_turn
 from polyreme.planner.cost.data import DataCost, StepTime
 from polyreme.planner.cost.memory import Memory
 from polyreme.planner.draft import Draft, Strategy
@@ -137,9 +138,35 @@ def test_activations_follow_microbatch_and_recomputation():
     def activations(**how) -> int:
         return memory.causes(toy_draft(**how), profile(saved_bytes=1000), 0)["activations"]
 
-    assert activations(microbatches=1) == 4 * 1000 * 12
+    assert activations(microbatches=2) == 4 * 1000 * 6
     assert activations(microbatches=5) == 4 * 1000 * 3
-    assert activations(microbatches=1, recompute=True) == (4 * 100 + 1000) * 12
+    assert activations(microbatches=2, recompute=True) == (4 * 100 + 1000) * 6
+
+
+def test_gradients_take_the_place_of_what_was_saved():
+    """Both were counted whole; in the only backward pass of a step one comes as the other goes."""
+    memory, draft = Memory(GRAPH, workload()), replace(toy_draft(), bucket_bytes=1)
+    own = [memory.layer_storage(name, draft.strategy, 0).gradients for name in draft.strategies]
+    for saved, least in ((1, 0), (10**6, 12 * 10**6 * len(own) - sum(own))):
+        causes = memory.causes(draft, profile(saved_bytes=saved), 0)
+        assert causes["gradients"] == sum(own)
+        assert causes["activations"] == least
+    apart = replace(draft, microbatches=2)
+    assert memory.causes(apart, profile(saved_bytes=10**6), 0)["activations"] == 6 * 10**6 * len(
+        own
+    )
+
+
+def test_buckets_come_whole_with_their_first_gradient():
+    """A bucket of all gradients is there while all that was saved is.
+
+    Those of the last layer come while it runs, and with them those of the first, which are tied.
+    """
+    rows = {layer.name: Layered(saved=100, gradient=100, beside=7) for layer in GRAPH.layers}
+    kept = 100 * len(rows)
+    assert in_turn(GRAPH, rows, 0) == (0, 200 + 7)
+    assert in_turn(GRAPH, rows, 150) == (0, 350 + 7)
+    assert in_turn(GRAPH, rows, 10**6) == (0, kept + 7)
 
 
 def test_the_peak_is_the_loss_or_the_backward_pass():
@@ -147,12 +174,13 @@ def test_the_peak_is_the_loss_or_the_backward_pass():
     memory = Memory(GRAPH, workload())
 
     def causes(saved_bytes: int) -> tuple[int, int]:
-        found = memory.causes(toy_draft(recompute=True), profile(saved_bytes=saved_bytes), 0)
+        draft = toy_draft(2, recompute=True)
+        found = memory.causes(draft, profile(saved_bytes=saved_bytes), 0)
         return found["activations"], found["logits"]
 
-    in_loss, in_backward = 21 * (4 + 3 * 4) * 12, 21 * 2 * 4 * 12
-    assert causes(100) == (4 * 10 * 12, in_loss)
-    assert causes(1000) == ((4 * 100 + 1000) * 12, in_backward)
+    in_loss, in_backward = 21 * (4 + 3 * 4) * 6, 21 * 2 * 4 * 6
+    assert causes(100) == (4 * 10 * 6, in_loss)
+    assert causes(1000) == ((4 * 100 + 1000) * 6, in_backward)
 
 
 def test_the_tightest_device_is_of_the_smallest_type():

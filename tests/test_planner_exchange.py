@@ -40,7 +40,7 @@ def _cost(*, latency_s, overlap, by_entry=True, bytes_s=1e5):
 
 @pytest.fixture(autouse=True)
 def _small(monkeypatch):
-    monkeypatch.setattr(exchange, "SIZES", SIZES)
+    monkeypatch.setattr(exchange, "BUCKET_SIZES", SIZES)
 
 
 def _tuned(cost, **given):

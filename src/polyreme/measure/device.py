@@ -88,7 +88,8 @@ def gradient_host_s(world: World, precision: str, head: HeadStart) -> float:
     """Seconds in which a host takes one gradient to the sums of a step, hooks' own aside."""
     import torch
 
-    from ..runtime.buckets import Buckets, Replicated
+    from ..runtime.bucket import Replicated
+    from ..runtime.buckets import Buckets
     from ..runtime.timing import Traffic
 
     def backward_s(*, sums: bool) -> float:

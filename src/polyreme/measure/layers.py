@@ -174,12 +174,28 @@ def _measure_kind(
             f'layer "{stand.layer.name}" ran out of memory on one sample; a device must hold one '
             "layer and one sample to measure it"
         )
+    passes = _lasting(passes)
     return PassTimes(
         microbatch=tuple(passes),
         forward_s=tuple(each.forward_s for each in passes.values()),
         backward_s=tuple(each.backward_s for each in passes.values()),
         host_s=stand.host_s if stand.head is not None else None,
     )
+
+
+def _lasting(passes: Mapping[int, Passes]) -> dict[int, Passes]:
+    """All as of a device that is not rested.
+
+    Those for which it waits are not timed so: they are taken to be slower as larger ones are. In a
+    step the host may hold it up less.
+    """
+    found, longer = dict(passes), None
+    for size in sorted(passes, reverse=True):
+        if passes[size].longer is not None:
+            longer = passes[size].longer
+        elif longer is not None:
+            found[size] = passes[size].lasting(longer)
+    return found
 
 
 def _largest_fitting(world: World, saved: SavedBytes, sizes: Sequence[int]) -> list[int]:

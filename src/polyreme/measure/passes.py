@@ -52,11 +52,15 @@ Play = Callable[[], Ran]
 
 
 class Passes(NamedTuple):
-    """Seconds of a device's passes; `host_s` those in which its host asked for each by itself."""
+    """Seconds of a device's passes; `host_s` those in which its host asked for each by itself.
+
+    They take `longer` times as long as those of a rested device (None: nobody knows).
+    """
 
     forward_s: float
     backward_s: float
     host_s: float = 0.0
+    longer: float | None = None
 
     @property
     def device_s(self) -> float:
@@ -67,6 +71,10 @@ class Passes(NamedTuple):
     def waits(self) -> bool:
         """Whether the device will wait for its host."""
         return self.device_s < _BEHIND * self.host_s
+
+    def lasting(self, longer: float) -> Passes:
+        """The same of a device that is so many times as slow as a rested one."""
+        return Passes(longer * self.forward_s, longer * self.backward_s, self.host_s, longer)
 
 
 class HeadStart:
@@ -202,11 +210,7 @@ def _lasting(
         settled = [ran.settled()[:2] for ran in own][repeats // 2 :]
         columns = zip(*settled, strict=True)
         forward_s, backward_s = mean(world, [statistics.fmean(column) for column in columns])
-        lasting[n] = found[n]._replace(forward_s=forward_s, backward_s=backward_s)
+        longer = (forward_s + backward_s) / found[n].device_s
+        lasting[n] = Passes(forward_s, backward_s, found[n].host_s, longer)
     longer = sum(lasting[n].device_s for n in long) / rested_s
-    return [
-        each
-        if n in long
-        else Passes(longer * each.forward_s, longer * each.backward_s, each.host_s)
-        for n, each in enumerate(lasting)
-    ]
+    return [each if n in long else each.lasting(longer) for n, each in enumerate(lasting)]

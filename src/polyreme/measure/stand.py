@@ -179,14 +179,15 @@ class Stand:
     def _others(self) -> list[Body]:
         """Further layers of its kind, as far as weights and gradients of all of them find room.
 
-        None where each would have to be compiled.
+        What is compiled of one is compiled of all.
         """
         own_bytes = sum(weight.nbytes for weight in self.module.parameters())
         room_bytes = self.world.accelerator.free_bytes() * _ROOM
         fit = min(_IN_A_ROW - 1, int(room_bytes // max(1, 2 * own_bytes)) - 1)
-        n = 0 if self.compiled else -int(largest(self.world, -max(0, fit)))
-        others = [self._made() for _ in range(n)]
+        others = [self._made() for _ in range(-int(largest(self.world, -max(0, fit))))]
         for each in others:
+            if self.compiled:
+                compile_layer(each)
             _drop_gradients(each)
         return [Body(each, recompute=False) for each in others]
 

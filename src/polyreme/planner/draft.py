@@ -11,9 +11,12 @@ import msgspec
 from ..errors import ConfigError, Violation
 from ..plan.describe import Way, describe_stages, describe_step, describe_way
 from ..plan.grid import INNER_AXES, Degrees, even_degrees, rows_of
-from ..plan.ir import OFFLOADED, Level, Offload, Plan
+from ..plan.ir import BUCKET_BYTES, OFFLOADED, Level, Offload, Plan
 from ..plan.order.kind import Ranks
 
+BUCKET_SIZES: tuple[int, ...] = tuple(
+    2**power for power in range(18, 29)
+)  # to choose from: 256 KiB to 256 MiB
 _OFFLOAD_OF = {causes: name for name, causes in OFFLOADED.items()}
 
 
@@ -131,6 +134,18 @@ class Draft(msgspec.Struct, frozen=True, kw_only=True):
     def is_alike(self) -> bool:
         """Whether all layers are laid out as the first."""
         return len({each.layout for each in set(self.strategies.values())}) == 1
+
+    @property
+    def takes_turns(self) -> bool:
+        """Whether gradients of a layer come when its saved tensors go: of one backward pass."""
+        return self.microbatches == 1 and not self.stages
+
+    @property
+    def most_bucket_bytes(self) -> int:
+        """At what size buckets are closed, or at most will be."""
+        if self.bucket_bytes or self.strategy.sharers == 1:
+            return self.bucket_bytes or BUCKET_BYTES
+        return max(BUCKET_SIZES)
 
     @property
     def offloads(self) -> bool:

@@ -29,6 +29,11 @@ class Outline(msgspec.Struct, frozen=True, kw_only=True):
         return math.ceil(samples / self.microbatches)
 
     @property
+    def takes_turns(self) -> bool:
+        """See `Draft.takes_turns`."""
+        return self.microbatches == 1 and not self.space.order
+
+    @property
     def layout(self) -> Strategy:
         """One strategy of the layout."""
         return self.strategies[0]

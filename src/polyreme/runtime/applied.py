@@ -12,7 +12,8 @@ from ..graph.cut import Cut
 from ..graph.layer import Loss
 from ..plan.grid import Grid
 from ..plan.ir import Action, Level
-from .buckets import Buckets, Replicated
+from .bucket import Replicated
+from .buckets import Buckets
 from .compiled import Score
 from .joint import Joint
 from .places import Places

@@ -20,7 +20,7 @@ from torch.distributed.tensor import DTensor
 from ..algo.rule import Rule
 from .agreed import Agreed, Own, Said
 from .applied import Applied, Sharded
-from .buckets import Scattered
+from .bucket import Scattered
 from .device_time import DeviceTimes
 from .executor import Executor
 from .foreseen import Foreseen, can_be, foreseen

@@ -16,7 +16,7 @@ import torch
 
 from ..plan.ir import Action
 from .applied import Applied, Unit
-from .buckets import Replicated
+from .bucket import Replicated
 from .halves import Halves
 from .passes import Microbatch, buffers_kept
 from .slices import Slices

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from .buckets import Replicated
+from .bucket import Replicated
 from .timing import Traffic
 
 

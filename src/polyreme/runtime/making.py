@@ -28,7 +28,8 @@ from ..plan.ir import Stage as StagePlan
 from .applied import Applied, Form, Trainable, Unit, Where
 from .apply import data, pipeline
 from .apply.tensor import SplitLoss, Tp, split
-from .buckets import Buckets, Replicated
+from .bucket import Replicated
+from .buckets import Buckets
 from .compiled import Score, compile_layer, compile_loss
 from .joint import Joint
 from .mesh import World
@@ -166,6 +167,7 @@ class _Maker:
             traffic=self.traffic,
             decouple=self.plan.decouple,
             joint={parameter.name for _, members in joint for parameter in members},
+            brief=self.plan.microbatches == 1 and self.places.grid.pp == 1,
         )
         layers_of = {
             slot.name: tuple(

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import functools
+from collections import Counter
+from collections.abc import Mapping
+from typing import NamedTuple
 
 from ...graph.layer import LayerGraph
 from ...plan.order import ORDERS
@@ -10,7 +13,15 @@ from ...plan.order.kind import Ranks, steady
 from ...plan.play import Costs
 from ...profile.record import KeptBytes, LayerTimes, Profile
 from ..draft import Draft, Strategy
-from ..groups import Classes, Groups
+from ..groups import Classes, Groups, tied_units
+
+
+class Layered(NamedTuple):
+    """Bytes of a layer: saved, of its gradients, and beside them while it runs."""
+
+    saved: int
+    gradient: int
+    beside: int
 
 
 class Activations:
@@ -34,6 +45,20 @@ class Activations:
         else:
             kept = self._waiting(self._classes.groups(draft), profile, draft.microbatch)
         return kept, kept + again
+
+    def in_turn(
+        self, draft: Draft, profile: Profile, gradients: Mapping[str, int]
+    ) -> tuple[int, int]:
+        """See the function; `gradients` are bytes of each layer's."""
+        rows = {}
+        for name, strategy in draft.strategies.items():
+            times = profile.layers[self._graph.layer(name).kind]
+            rows[name] = Layered(
+                saved=waiting_bytes(times, strategy, draft.microbatch),
+                gradient=gradients[name],
+                beside=beside_bytes(times, strategy, draft.microbatch),
+            )
+        return in_turn(self._graph, rows, draft.most_bucket_bytes)
 
     def _in_flight_bytes(self, draft: Draft, profile: Profile, pipe: int) -> int:
         """Saved bytes at the fullest moment of a pipeline rank's order."""
@@ -79,6 +104,28 @@ class Activations:
                 beyond = max(beyond, alive + beside_bytes(times, strategy, size))
             most = max(most, beyond - alive)
         return most
+
+
+def in_turn(graph: LayerGraph, rows: Mapping[str, Layered], bucket_bytes: int) -> tuple[int, int]:
+    """Saved bytes in the loss, and at most in the backward pass, beyond those of all gradients.
+
+    Of a step of one backward pass over all layers: gradients of a layer come when its saved tensors
+    go, so in the loss there are none, and then the more of both of each layer. Those of tied
+    weights come with the last layer that has them, and others of a bucket with its first.
+    """
+    place = {name: at for at, name in enumerate(rows)}
+    coming = Counter[str]()
+    for unit in tied_units(graph):
+        coming[max(unit, key=place.__getitem__)] += sum(rows[name].gradient for name in unit)
+    gradients = left = coming.total()
+    kept = turn = most = 0
+    for name, row in rows.items():
+        kept += row.saved
+        turn += max(row.saved, row.gradient)
+        there = min(gradients, left + bucket_bytes)
+        most = max(most, kept + row.beside + there)
+        left -= coming[name]
+    return kept - gradients, max(turn, most) - gradients
 
 
 def activation_bytes(times: LayerTimes, strategy: Strategy, microbatch: int) -> KeptBytes:

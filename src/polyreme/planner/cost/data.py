@@ -16,10 +16,11 @@ from ...profile.fit import Asked, Fit
 from ...profile.record import Profile
 from ..draft import Draft, Strategy
 from ..groups import Groups
-from .memory import Memory, Unit
+from .memory import Memory
 from .message import Message, Over
 from .offload import updated_bytes
 from .traffic import Traffic
+from .unit import Unit
 
 
 class StepTime(msgspec.Struct, frozen=True, kw_only=True):

@@ -7,10 +7,9 @@ from collections.abc import Callable
 import msgspec
 
 from ...plan.ir import BUCKET_BYTES
-from ..draft import Draft
+from ..draft import BUCKET_SIZES, Draft
 from .data import StepTime
 
-SIZES = tuple(2**power for power in range(18, 29))  # 256 KiB to 256 MiB
 GAIN = 0.01  # a smaller one is noise of the profile
 GAIN_OF_HALVES = 0.1  # they cost an update a bucket: 9 % on two H200 where nothing was left to hide
 
@@ -41,7 +40,7 @@ def usual(draft: Draft) -> Draft:
 def _sized(draft: Draft, cost: Callable[[Draft], StepTime]) -> Draft:
     if draft.bucket_bytes or draft.strategy.sharers == 1:
         return usual(draft)
-    tried = [msgspec.structs.replace(draft, bucket_bytes=size) for size in SIZES]
+    tried = [msgspec.structs.replace(draft, bucket_bytes=size) for size in BUCKET_SIZES]
     best = min(tried, key=lambda each: cost(each).step_s)
     return best if _is_faster(best, usual(draft), cost, GAIN) else usual(draft)
 

@@ -74,8 +74,7 @@ class LayerCosts:
                 for held in in_flight(order, pp, n_stages, microbatches)
             ]
         )
-        logits = self._memory.loss_bytes(outline.layout) * size / outline.layout.cp
-        memory[-1, -1] += (1 + SLACK_SHARE) * logits
+        memory[-1, -1] += (1 + SLACK_SHARE) * self._logits_bytes(outline)
         k = len(outline.strategies)
         between = np.zeros((n - 1, k, k))
         if n_stages > 1:
@@ -143,10 +142,20 @@ class LayerCosts:
                 buffers += self._memory.classes.shapes[name].buffer_bytes
                 row.append(states + (1 + SLACK_SHARE) * buffers)
                 own = waiting_bytes(times, strategy, outline.microbatch)
+                if outline.takes_turns:
+                    own = max(0, own - held.gradients)
                 row_saved.append((1 + SLACK_SHARE) * own)
             stored.append(row)
             saved.append(row_saved)
         return np.array(stored, float), np.array(saved, float)
+
+    def _logits_bytes(self, outline: Outline) -> float:
+        """At least of logits, beside saved tensors, or what gradients leave of them."""
+        memory, layout = self._memory, outline.layout
+        known = memory.loss_bytes(layout)
+        if outline.takes_turns:
+            known = memory.backward_bytes(layout, self._profile)
+        return known * outline.microbatch / layout.cp
 
     def moments(self, outline: Outline) -> tuple[Array, Array, Array]:
         """Bytes (L, K) of each layer while its gradients are reduced, it is gathered, fetched."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import msgspec
 
@@ -22,6 +22,7 @@ from ..shapes import ParamShape
 from .activations import Activations, fixed_bytes, waiting_bytes
 from .expert import dealt, shared
 from .offload import Fetched, fetched
+from .unit import Unit, count_unit, count_units
 
 SCALAR_BYTES = 4  # a step count is float32 whatever the precision
 SLACK_SHARE = 0.05  # of what is allocated anew in each step; assumed: rounding, fragments
@@ -60,29 +61,6 @@ class Storage(msgspec.Struct, frozen=True, kw_only=True):
             gradients=self.gradients + other.gradients,
             optimizer=self.optimizer + other.optimizer,
         )
-
-
-class Unit(msgspec.Struct, frozen=True, kw_only=True):
-    """Elements of parameters that are gathered and reduced together.
-
-    `gathered` whole with padding; of the trainable ones `reduced` with padding, `trained` without,
-    `largest` is the largest. `loose` counts trainable elements that stay whole on every device.
-    One that `looks_up` is not gathered for its backward pass, unless it is recomputed. One of
-    `experts` that are dealt out holds those of a device.
-    """
-
-    gathered: int
-    reduced: int
-    trained: int
-    largest: int
-    loose: int
-    parts: int
-    looks_up: bool
-    experts: bool = False
-
-    def gathered_again(self, strategy: Strategy) -> bool:
-        """Whether the backward pass gathers it once more."""
-        return strategy.level == "params" and (strategy.recompute or not self.looks_up)
 
 
 def storage(
@@ -200,6 +178,12 @@ class Memory:
         held = self._storage(groups, shard_index)
         size, cp = draft.microbatch, draft.strategy.cp
         kept, fullest = self.activations(draft, profile, pipe)
+        if draft.takes_turns:
+            gradients = {
+                name: self.layer_storage(name, how, shard_index).gradients
+                for name, how in draft.strategies.items()
+            }
+            kept, fullest = self.activations.in_turn(draft, profile, gradients)
         ends = self._last_in(names)
         logits, gradient = self._loss_bytes(draft.strategy, profile) if ends else (0, 0)
         waiting, moving = self._moving_bytes(groups, draft.microbatches, profile)
@@ -210,8 +194,10 @@ class Memory:
             self._fetched(index, how).n_bytes for index, how, _ in groups.layers if how.fetches
         )
         buffer_bytes += max(visits, default=0)
+        # Less than nothing is kept where gradients, which come later, will take more.
+        logits = max(0, math.ceil(logits * size / cp) + min(0, kept))
         activations, logits, buffers = max(
-            (kept, math.ceil(logits * size / cp), waiting + buffer_bytes),
+            (max(0, kept), logits, waiting + buffer_bytes),
             (fullest, math.ceil(gradient * size / cp), moving + buffer_bytes),
             key=sum,
         )
@@ -279,6 +265,10 @@ class Memory:
     def loss_bytes(self, strategy: Strategy) -> int:
         """What the backward pass holds of logits, a sample."""
         return self._logits_bytes(strategy)[1]
+
+    def backward_bytes(self, strategy: Strategy, profile: Profile) -> int:
+        """The same beside what passes are known to hold."""
+        return self._loss_bytes(strategy, profile)[1]
 
     def _last_in(self, names: Sequence[str]) -> bool:
         return self.graph.output.rpartition(".")[0] in names
@@ -361,39 +351,3 @@ class Memory:
         shapes = [self.classes.layers[member].shapes for member in self.classes.units[index]]
         params = [param for layer in shapes for param in layer.params]
         return params, all(layer.looks_up for layer in shapes)
-
-
-def count_units(
-    params: Sequence[ParamShape], strategy: Strategy, *, looks_up: bool
-) -> tuple[Unit, ...]:
-    """Elements of parameters that run so: one unit, or two where experts are dealt out."""
-    if strategy.ep == 1:
-        return (count_unit(params, strategy.parts, looks_up=looks_up),)
-    own = count_unit(dealt(params, strategy.ep), strategy.of_experts.parts, looks_up=False)
-    rest = count_unit(shared(params), strategy.parts, looks_up=looks_up)
-    return rest, msgspec.structs.replace(own, experts=True)
-
-
-def count_unit(params: Iterable[ParamShape], parts: int, *, looks_up: bool) -> Unit:
-    """Elements of parameters that are one unit, cut into so many parts."""
-    gathered = reduced = trained = largest = loose = 0
-    for param in params:
-        if param.trainable:
-            largest = max(largest, param.n_elements)
-        if parts == 1 or param.special:
-            loose += param.n_elements * param.trainable
-            continue
-        padded = param.padded_elements(parts) * parts
-        gathered += padded
-        if param.trainable:
-            reduced += padded
-            trained += param.n_elements
-    return Unit(
-        gathered=gathered,
-        reduced=reduced,
-        trained=trained,
-        largest=largest,
-        loose=loose,
-        parts=parts,
-        looks_up=looks_up,
-    )

@@ -18,10 +18,11 @@ from ...plan.order import ORDERS
 from ..draft import Draft, Strategy
 from ..held import Held, HeldParam, HeldUnit, buckets, held_by
 from .expert import dealt_out
-from .memory import Memory, Unit, count_unit, count_units
+from .memory import Memory
 from .message import Message, Messages, Operation, Over
 from .slices import even_slices
 from .tensor import TensorParts
+from .unit import Unit, count_unit, count_units
 
 FILLER_SAMPLES = 2  # of a microbatch for which a device has no sample, where it must take part
 # Each device tells the others whether its loss and gradients are finite, and six numbers; loss,

@@ -21,7 +21,7 @@ from ...plan.play import Costs, play
 from ...profile.fit import Fit
 from ...profile.record import Profile
 from ..draft import Draft, Strategy
-from .activations import beside_bytes, fixed_bytes, waiting_bytes
+from .activations import Layered, beside_bytes, fixed_bytes, in_turn, waiting_bytes
 from .data import RankTime, StepTime
 from .exchange import usual
 from .layers import LayerCosts, in_flight
@@ -108,6 +108,7 @@ class UnlikeCost:
         kept = 0.0
         most: dict[str, list[float]] = {"passing": [0.0], "reducing": [0.0], "fetched": [0.0]}
         buffers = logits = again = 0.0
+        rows: dict[str, Layered] = {}
         stages = draft.stages or (tuple(draft.strategies),)
         order = ORDERS.get(draft.order)
         flying = in_flight(order, draft.pp, len(stages), draft.microbatches)
@@ -117,12 +118,15 @@ class UnlikeCost:
                 strategy = draft.strategies[name]
                 memory = self.memory(strategy)
                 size = draft.microbatch_of(strategy)
-                held += memory.layer_storage(name, strategy, 0)
+                stored = memory.layer_storage(name, strategy, 0)
+                held += stored
                 times = self._profile.layers[self._graph.layer(name).kind]
                 own = waiting_bytes(times, strategy, size)
                 kept += n_flying * own
                 alive += own
-                beyond = max(beyond, alive + beside_bytes(times, strategy, size))
+                beside = beside_bytes(times, strategy, size)
+                beyond = max(beyond, alive + beside)
+                rows[name] = Layered(saved=own, gradient=stored.gradients, beside=beside)
                 shapes = memory.classes.layers[memory.classes.layer_of[name]].shapes
                 buffers += shapes.buffer_bytes
                 buffers += memory.kept_bytes(name, strategy, draft.microbatches)
@@ -133,6 +137,8 @@ class UnlikeCost:
                 if name == self._graph.output.rpartition(".")[0]:
                     logits = memory.loss_bytes(strategy) * size / strategy.cp
             again = max(again, beyond - alive)
+        if draft.takes_turns:
+            kept, again = 0.0, in_turn(self._graph, rows, draft.most_bucket_bytes)[1]
         passing = sorted(most["passing"])[-2:]
         buffers += sum(passing) + passing[-1] + max(most["reducing"]) + max(most["fetched"])
         found_bytes = {

@@ -12,7 +12,7 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
 from ...plan.ir import Level
 from ..applied import Sharded, Unit
-from ..buckets import Replicated
+from ..bucket import Replicated
 from ..reduction import reduce_unused, sum_gradients, watch
 from ..stage import Body, Slot
 from ..timing import TimedAllGather, TimedReduceScatter, Traffic
