@@ -159,6 +159,35 @@ def test_sizes_that_wait_for_their_host_are_priced_as_of_a_warm_device() -> None
     assert (found[4], found[8]) == (passes[4], passes[8])
 
 
+class Queued:
+    """A device whose host waits as long as the queue is full, with one pass in it."""
+
+    def __init__(self) -> None:
+        self.waiting = 0
+
+    def __call__(self) -> Ran:
+        host_s = 500.0 if self.waiting else 100.0
+        self.waiting += 1
+        return Ran(Through(self), Timer(seconds=9e-3), host_s, host_s)
+
+
+class Through(Timer):
+    """Known once the device is through."""
+
+    def __init__(self, queue: Queued) -> None:
+        super().__init__(seconds=9e-3)
+        self.queue = queue
+
+    def settle(self) -> float:
+        self.queue.waiting = 0
+        return super().settle()
+
+
+def test_what_a_host_takes_does_not_hold_what_it_waits_for_a_full_queue() -> None:
+    """Passes that the device is slow with were asked for all at once."""
+    assert sum(HeadStart(lone()).host_s(lone(), Queued())) == pytest.approx(200.0, rel=0.1)
+
+
 class Paced(Slow):
     """A forward pass takes 2 ms, a backward pass 3 ms, and 1 ms more where it computes again."""
 

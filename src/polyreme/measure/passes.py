@@ -20,7 +20,7 @@ REPEATS = 5
 REPEAT_S = 0.15  # long passes are repeated less often, but at least once
 _FEW = 7  # passes by themselves, of which the first ones do not count
 _UNCOUNTED = 2
-_IN_A_ROW = 20  # passes for each of which the device waits: the second half counts
+_IN_A_ROW = 20  # passes of whose hosts the second half counts
 # Long passes follow one another without a pause, as in training: a device that has rested runs
 # faster than its power allows in the long run, and then goes up and down within a second. The mean
 # over the second half of so many seconds counts.
@@ -118,9 +118,10 @@ class HeadStart:
 
 
 def _in_a_row(world: World, play: Play) -> tuple[float, ...]:
+    """The device is through with each before the next: else a host waits for room in its queue."""
     world.barrier()
-    asked = [play() for _ in range(_IN_A_ROW)]
-    columns = zip(*(ran.settled()[2:] for ran in asked[_IN_A_ROW // 2 :]), strict=True)
+    settled = [play().settled() for _ in range(_IN_A_ROW)]
+    columns = zip(*(ran[2:] for ran in settled[_IN_A_ROW // 2 :]), strict=True)
     return mean(world, [usual(world, column) for column in columns])
 
 
