@@ -53,6 +53,9 @@ def test_the_folder_is_the_parents_where_that_lives_on(tmp_path: Path) -> None:
     with Nursery((), tmp_path) as nursery:
         nursery.begin(0, time.sleep, (1000,))
         (pid,) = nursery.processes.values()
+        end_s = time.monotonic() + 60
+        while not (tmp_path / "0.stderr").exists() and time.monotonic() < end_s:
+            time.sleep(0.01)  # else it may be killed before it has begun
         for member in range(1, 20):  # some of which are told of while it closes
             nursery.begin(member, int, ())
     assert not _runs(pid)
