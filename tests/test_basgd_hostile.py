@@ -50,7 +50,7 @@ def _clock(algorithm: DataParallel, attack: tuple[Any, ...], states: Any = None)
 
 @pytest.mark.parametrize("member", MEMBERS, ids=lambda member: member.__name__)
 @pytest.mark.parametrize("rule", [SGD(), SNGD()], ids=["BASGDm", "with SNGD"])
-@pytest.mark.slice(6)
+@pytest.mark.slice(3)
 def test_every_aggregate_of_buffers_bears_a_hostile_worker(member: Any, rule: Any) -> None:
     """And goes on from what was kept, state and all."""
     algorithm = DataParallel(

@@ -107,6 +107,7 @@ def _versions(folder: Path, worker: int) -> list[int]:
     return [int(row["version"]) for row in rows if row["worker"] == worker]
 
 
+@pytest.mark.long
 def test_a_stopped_worker_alone_in_its_buffer_stalls_all_without_a_timeout(tmp_path) -> None:
     with members(_of(BASGD(buffers=2, timeout_s=NEVER_S)), 3, tmp_path) as run:
         run.all_push()

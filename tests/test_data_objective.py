@@ -236,7 +236,7 @@ class TextCase(Case):
 
 @pytest.mark.parametrize("layout", [{"replica": 2}, {"shard": 2, "level": "params"}], ids=str)
 @pytest.mark.parametrize("kind", ["bert", "t5"])
-@pytest.mark.slice(1)
+@pytest.mark.long
 def test_models_learn_what_their_text_is_read_for(pool, tmp_path, kind, layout):
     # Each token but every fourth follows from its neighbours.
     cycle = np.arange(4000) % 8

@@ -174,6 +174,7 @@ def test_a_server_killed_at_random_moments_hears_of_every_update(tmp_path) -> No
     assert _storm(1, 10, {3}, tmp_path) == 0
 
 
+@pytest.mark.long
 def test_workers_killed_at_random_moments_leave_no_gap_and_no_double(tmp_path) -> None:
     assert _storm(2, 8, {0, 1, 2, 3}, tmp_path) >= 0  # what they had not told is in no list
 

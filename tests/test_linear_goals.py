@@ -77,7 +77,7 @@ def _model(penalty: Penalty) -> str:
     return "\n".join(f"{name} = {getattr(penalty, name)!r}" for name in names)
 
 
-@pytest.mark.slice(2)
+@pytest.mark.slice(1)
 @certifying
 def test_the_model_that_is_kept_is_within_the_gap_on_both_clocks(kind: type, pool: Any) -> None:
     case = Case(kind(), 3, Problem(), steps=400, gap=1e-5)

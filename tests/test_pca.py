@@ -93,7 +93,7 @@ def test_gradients_are_those_of_autograd(seed: int, k: int) -> None:
     assert total / len(x) == pytest.approx(span.item(), rel=1e-12)
 
 
-@pytest.mark.slice(3)
+@pytest.mark.slice(1)
 @pytest.mark.parametrize("k", [1, 3, 12])
 @pytest.mark.parametrize(
     ("eta", "mu", "mean", "n"),
@@ -305,7 +305,7 @@ def shifted(tmp_path: Path) -> Path:
     return path
 
 
-@pytest.mark.slice("1")
+@pytest.mark.long
 @pytest.mark.parametrize("n", [1, 4])
 def test_directions_are_those_of_sklearn_on_dense_rows(shifted: Path, n: int) -> None:
     data = Arrays(path=str(shifted), heldout=0)

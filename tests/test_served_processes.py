@@ -147,6 +147,7 @@ each_stormy = pytest.mark.parametrize(
 )
 
 
+@pytest.mark.long
 def test_a_worker_and_then_its_server_killed_lose_nothing_that_was_applied(tmp_path) -> None:
     """No snapshot holds it, and nobody has it to send again."""
     with members(_of(OrMo()), 3, tmp_path, snapshot_s=60.0) as run:

@@ -103,6 +103,7 @@ def test_a_family_under_every_layout(pool, name, layout):
     ],
     ids=str,
 )
+@pytest.mark.slice(1)
 def test_a_short_tail_leaves_some_ranks_without_samples(pool, layout):
     model = Model(tied=True, gain=True, frozen=True, branch="positive")
     case = Case(model=model, plan=layout, tail="short", n_train=14, clip_norm=0.1)
