@@ -27,7 +27,7 @@ def measured(world, family):
     return measure(graph_of(family), parse("preset:2xCPU"), "fp32", world, 64, budget_s=0.5)
 
 
-@pytest.mark.slice("t5")
+@pytest.mark.slice("llama tied")
 @pytest.mark.parametrize("family", ["llama tied", "t5", "swin", "resnet"])
 def test_each_kind_that_is_cut_is_measured_in_parts(pool, family, tmp_path):
     """T5's bias has the heads of one part only, a split table the rows of one."""

@@ -150,7 +150,7 @@ def test_an_order_that_is_none_lists_those_that_are() -> None:
 
 
 @pytest.mark.parametrize("name", ORDERS)
-@pytest.mark.slice(7)
+@pytest.mark.slice(5)
 def test_closed_forms_are_what_is_played(name: str) -> None:
     order = ORDERS[name]
     for p, m in ((1, 2), (2, 4), (3, 6), (4, 4), (4, 8), (5, 10), (6, 18)):

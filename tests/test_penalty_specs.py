@@ -67,7 +67,7 @@ CLOCKS = {
 }
 
 
-@pytest.mark.slice(1)
+@pytest.mark.long
 @pytest.mark.parametrize("name", CLOCKS)
 def test_both_clocks_come_near_the_optimum(name: str, tmp_path: Path) -> None:
     spec = _spec(tmp_path, (ASYNC, CLOCKS[name]))
